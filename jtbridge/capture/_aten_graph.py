@@ -10,6 +10,7 @@ from torch import fx
 from jtbridge._compat import forgetting_graph_sources
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.messages import summary_of
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp
 
@@ -56,6 +57,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     except JtbridgeError:
         raise
     except Exception as error:
+        raise_if_from_signal(error)
         found = summary_of(error)
         if traced.traits.by_data:
             found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"

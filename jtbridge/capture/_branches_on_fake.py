@@ -24,6 +24,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core import random_numbers
 from jtbridge.core.pytree import flatten_output
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.static import value_key
 from jtbridge.errors import JtbridgeError
 from jtbridge.triton import intercepted_launches
@@ -69,7 +70,8 @@ def _both_ways(request: TraceRequest, run: Callable[[], Result]) -> tuple[Result
             return plain, request.guard.run(run)
     except JtbridgeError:
         raise
-    except Exception:  # noqa: BLE001  (whatever the user's function raises)
+    except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+        raise_if_from_signal(error)
         return None
 
 

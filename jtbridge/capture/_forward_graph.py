@@ -6,6 +6,7 @@ import torch
 
 from jtbridge._compat import TorchDispatchMode, forgetting_graph_sources
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.transforms import Vmap
 
 from ._attempts import GraphUse
@@ -40,7 +41,8 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(outputs_of(module)),)
             return GraphFunction(fn.base, ready_to_run(module), fn.in_types, fn.out_types)
-    except Exception:  # noqa: BLE001  (then it runs as it is)
+    except Exception as error:  # noqa: BLE001  (then it runs as it is)
+        raise_if_from_signal(error)
         return None
 
 

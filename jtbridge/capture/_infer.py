@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from jtbridge._compat import apart, asked_whether_fake, watch_questions
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
 
@@ -42,6 +43,7 @@ def infer(request: TraceRequest) -> AbstractResult:
             torch.compiler.reset()
             raise
         except Exception as error:
+            raise_if_from_signal(error)
             is_final = isinstance(error, JtbridgeError) and not (cause is None and may_need_late_scalars(error))
             if is_final or strategy is STRATEGIES[-1]:
                 raise

@@ -12,6 +12,7 @@ from torch import fx
 from jtbridge._compat import forgetting_graph_sources, materializes_gradients
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import MutationError, RandomnessError
 from jtbridge.transforms import Vjp, Vmap, conjugate
 
@@ -81,6 +82,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
     except (MutationError, RandomnessError):
         raise
     except Exception as error:  # noqa: BLE001  (torch can still run a function that it cannot trace)
+        raise_if_from_signal(error)
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 

@@ -11,6 +11,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
 from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.messages import summary_of, warn_user
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
@@ -60,6 +61,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             ):
                 fn.by_torch_vmap(tuple(examples(fn.in_types, device)))
         except Exception as error:  # noqa: BLE001  (any failure means: row by row)
+            raise_if_from_signal(error)
             reason = reason or summary_of(error)
         else:
             return None
@@ -107,7 +109,8 @@ def _try_to_examine(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
             traced.guarded(lambda device=device: _examine_graph(traced, wrt, device))
         except DifferentiationError:
             raise
-        except Exception:  # noqa: BLE001  (forward mode may still have a derivative)
+        except Exception as error:  # noqa: BLE001  (forward mode may still have a derivative)
+            raise_if_from_signal(error)
             continue
         return True
     return False

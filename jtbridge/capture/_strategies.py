@@ -20,6 +20,7 @@ from jtbridge.core.messages import first_line, text_of
 from jtbridge.core.nested_calls import refusing_jax_in_program
 from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.errors import DeviceError, JtbridgeError, ShapeInferenceError
@@ -79,7 +80,8 @@ def _with_late_scalars(request: TraceRequest, cause: Exception | None) -> Abstra
     assert cause is not None
     try:
         return _traced(request, late_scalars)
-    except Exception:
+    except Exception as error:
+        raise_if_from_signal(error)
         if isinstance(cause, JtbridgeError):  # a kernel needs a number, and cannot read it itself
             raise cause from None
         raise
@@ -100,6 +102,7 @@ def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> Abstra
     try:
         return _overridden(request.on_device("cuda"), cause)
     except Exception as error:
+        raise_if_from_signal(error)
         if isinstance(cause, ResultOnGpu):
             raise DeviceError(
                 f"`{request.name}`: {cause}, and with its arguments there it cannot be traced ({reason_of(error)}). "
@@ -163,7 +166,8 @@ def _with_least_recording(
     try:
         with mode():
             again, watched = run_on_fakes(request, request.state.without_grad())
-    except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
+    except Exception as error:  # noqa: BLE001  (it differentiates inside: recording stays on)
+        raise_if_from_signal(error)
         return out, recorder, False
     return out, recorder, _same_trace((out, recorder), (again, watched))
 
@@ -372,6 +376,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
         except JtbridgeError:
             raise
         except Exception as error:  # noqa: BLE001  (not every function takes such arguments)
+            raise_if_from_signal(error)
             errors.append(error)
         else:
             (leaves, tree), order = flatten_output(out), key_order(out)

@@ -20,6 +20,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import TranslationError
 from jtbridge.state import start_over
 from jtbridge.triton import intercepted_launches
@@ -95,6 +96,7 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
                     lambda oracle: _trace_one_way(fn, tensors, oracle, recorder, compares=not attempt.late_scalars)
                 )
     except Exception as error:  # noqa: BLE001  (the driver raises it)
+        raise_if_from_signal(error)
         return Outcome(attempt.cause or error, recorders)
     return Outcome(module, recorders)
 
@@ -143,7 +145,8 @@ def _trace_one_way(
             keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
-            node.args[0].meta["detached"] = any(user.op != "output" for user in node.users)
+            if any(user.op != "output" for user in node.users):
+                node.args[0].meta["detached"] = True
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     return module

@@ -24,6 +24,7 @@ from jtbridge._compat import torch_pytree_node
 from jtbridge.errors import ArgumentError
 
 from .messages import kind_of
+from .signals import raise_if_from_signal
 from .static import static_key, value_key
 
 
@@ -125,7 +126,8 @@ def leaf_paths(structure: Any) -> list[tuple[Any, ...]]:
     places = [_Place() for _ in range(structure.num_leaves)]
     try:
         flat = jax.tree_util.tree_flatten_with_path(in_order(structure.unflatten(places)))[0]
-    except Exception:  # noqa: BLE001  (a constructor of the user's that computes with its children, or tests them)
+    except Exception as error:  # noqa: BLE001  (a user's constructor that computes with its children, or tests them)
+        raise_if_from_signal(error)
         return _paths_by_position(structure, ())
     paths = [path for path, leaf in flat if isinstance(leaf, _Place)]
     # If a constructor left out a child or added one, `paths` does not belong to the leaves.

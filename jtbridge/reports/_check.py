@@ -27,6 +27,7 @@ from jtbridge.core.messages import summary_of
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.primitive_rules import differentiable
 from jtbridge.core.runner import describe_arguments
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import ArgumentError, CalledWarning, EffectsError, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
 from jtbridge.transforms import Jvp, Vjp, Vmap
@@ -138,6 +139,7 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
         except TranslationError as error:
             found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
         except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
+            raise_if_from_signal(error)
             found.append(Comparison(backend, mode, None, False, _what_happened(error)))
     return found
 

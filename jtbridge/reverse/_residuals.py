@@ -13,6 +13,7 @@ import jax.core
 
 from jtbridge.core.dtypes import has_torch_dtype
 from jtbridge.core.positions import replaced
+from jtbridge.core.signals import raise_if_from_signal
 
 from ._jax_function import JaxFunction, Types, _conj, in_own_memory, inexact_positions, types_of
 
@@ -123,6 +124,7 @@ class ForwardWithResiduals(JaxFunction):
         try:
             found, linear, results = jax.linearize(of, *active, has_aux=True)
         except Exception as error:
+            raise_if_from_signal(error)
             raise NoPullbackError from error
         types = types_of(results)
         outs = inexact_positions(types)

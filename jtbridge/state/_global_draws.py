@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
 
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import RandomnessError
 
 from ._comparison import same
@@ -89,6 +90,7 @@ class GlobalDraws:
         try:
             result = trial()
         except Exception as error:  # noqa: BLE001  (raised below, or again by the next run)
+            raise_if_from_signal(error)
             failure = error
         if random.getstate() == python and same(numpy, _numpy_state()):
             if failure is not None:

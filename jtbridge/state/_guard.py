@@ -17,6 +17,7 @@ import torch
 
 from jtbridge.core.messages import warn_user
 from jtbridge.core.random_numbers import with_new_seed
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
 from ._comparison import same_results
@@ -229,7 +230,8 @@ class StateGuard:
             try:
                 with _starting_from(state):
                     results.append(on_values())
-            except Exception:  # noqa: BLE001  (the example values may not be valid arguments)
+            except Exception as error:  # noqa: BLE001  (the example values may not be valid arguments)
+                raise_if_from_signal(error)
                 results.append(None)
         before.restore()
         now.restore()
@@ -268,7 +270,8 @@ class StateGuard:
         try:
             with _starting_from(after):
                 again()
-        except Exception:  # noqa: BLE001  (the first run succeeded, so this one fails because of changed state)
+        except Exception as error:  # noqa: BLE001  (the first run succeeded: this one fails for its state)
+            raise_if_from_signal(error)
             return False
         after.restore_derived()
         return not after.differences()

@@ -16,6 +16,7 @@ from jtbridge.core.forward_mode import FORWARD_MODE
 from jtbridge.core.messages import first_line, text_of
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError
 
 from ._composite import ReplacementMode
@@ -63,6 +64,7 @@ class Jvp(Derived):
         try:
             return self._by_forward_mode(tensors)
         except Exception as error:  # noqa: BLE001  (if the function itself is at fault, reverse mode raises too)
+            raise_if_from_signal(error)
             try:
                 with differentiable_norms(self):
                     result = self.by_reverse_mode(tensors)

@@ -11,6 +11,7 @@ from jtbridge._compat import control_flow_outside_modes
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.torch_state import TorchState
 
 from ._derived import Derived
@@ -68,7 +69,8 @@ class Vmap(Derived):
             return self.by_loop(tensors)
         try:
             return self.by_torch_vmap(tensors)
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
+            raise_if_from_signal(error)
             # If a row fails by itself, the loop raises the real error.
             result = self.by_loop(tensors)
             self.base.cache.sequential.add(self)

@@ -26,6 +26,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.messages import text_of
 from jtbridge.core.overlap import shares_other_elements
+from jtbridge.core.signals import raise_if_from_signal
 
 # Kinds of calls. A key is the name of a function of torch, of a method, or of an operator of `torch.ops`.
 _KINDS = {
@@ -243,6 +244,7 @@ class VmapGuard(TorchFunctionMode):
             with outside_functorch():  # torch.vmap computes some operators by other operators
                 expected = func(*row_args, **row_kwargs)
         except Exception as error:  # the operator cannot run on tensors without memory
+            raise_if_from_signal(error)
             raise NotImplementedError("the dtype of a row is not known") from error
         out = self._run(kind, func, args, kwargs)
         for found, right in zip(_tensors(out), _tensors(expected), strict=True):

@@ -22,6 +22,7 @@ from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.materialized import materialized
 from jtbridge.core.messages import kind_of
 from jtbridge.core.runner import lost_tensor_error
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import Lowering, find, find_kernel
 
@@ -188,6 +189,7 @@ class Interpretation:
         except (TranslationError, LoweringError):
             raise
         except Exception as error:
+            raise_if_from_signal(error)
             if "jax_shapes" in node.meta:  # symbolic sizes: the error's text would be about JAX's inner program
                 raise TranslationError(
                     f"`{self._name}`: the lowering of {describe(node)} does not take these symbolic sizes. Give the "

@@ -15,6 +15,7 @@ from jtbridge._compat import OpOverload, overload_name
 from jtbridge.capture import aten_graph, origin
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.writes import returns_view
 from jtbridge.errors import TranslationError
 from jtbridge.transforms import Jvp, Vjp, unbatched
@@ -119,7 +120,8 @@ def _is_transposed_by_jax(fn: TorchFunction, wrt: tuple[int, ...]) -> bool:
     try:
         with jax_semantics(precision(fn.base)):
             jax.eval_shape(transposed, avals, cotangents)
-    except Exception:  # noqa: BLE001  (JAX raises errors of many classes where an operation is not linear)
+    except Exception as error:  # noqa: BLE001  (JAX raises errors of many classes where an operation is not linear)
+        raise_if_from_signal(error)
         return False
     return True
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from jtbridge._compat import OpOverload
 from jtbridge.capture import from_bytes, materialized_tensor, origin, to_bytes
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.lowerings import find
 
 from ._decompose import decomposable, decomposition
@@ -52,7 +53,8 @@ def _lacks_lowering(node: fx.Node) -> bool:
         return True
     try:
         return obstacle(decomposition(node)) is not None
-    except Exception:  # noqa: BLE001  (torch's code for it does not take such arguments)
+    except Exception as error:  # noqa: BLE001  (torch's code for it does not take such arguments)
+        raise_if_from_signal(error)
         return True
 
 
@@ -99,7 +101,8 @@ def _missing(module: fx.GraphModule) -> Iterator[str]:
         elif not has_lowering(node):
             try:
                 parts = decomposition(node)
-            except Exception:  # noqa: BLE001  (torch's code for it does not take such arguments)
+            except Exception as error:  # noqa: BLE001  (torch's code for it does not take such arguments)
+                raise_if_from_signal(error)
                 yield _name(node)
             else:
                 yield from _missing(parts)

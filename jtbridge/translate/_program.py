@@ -23,6 +23,7 @@ from jtbridge.capture import GraphFunction, aten_graph
 from jtbridge.core import tuning
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp, Vmap
@@ -94,6 +95,7 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
         except JtbridgeError:  # the error is addressed to the user, and other backends would raise it too
             raise
         except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may run it)
+            raise_if_from_signal(error)
             cache[key] = TranslationError(f"`{fn.base.name}` cannot be translated: {type(error).__name__}: {error}")
     found = cache[key]
     if isinstance(found, TranslationError):

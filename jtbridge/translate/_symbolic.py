@@ -27,6 +27,7 @@ from jtbridge.capture import GraphUse, examples, trace_on
 from jtbridge.core.dtypes import is_differentiable
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, TranslationError
 
 from ._interpret import Interpretation
@@ -125,6 +126,7 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
         with traced.state.applied(), kernels_of_symbolic_sizes():
             return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
+        raise_if_from_signal(error)
         found = str(error).rstrip(".")
         raise TranslationError(
             f"`{traced.name}` cannot be traced with symbolic sizes: {found}. Give the sizes as numbers."

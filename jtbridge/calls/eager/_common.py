@@ -19,6 +19,7 @@ from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.loans import Loan, protected
 from jtbridge.core.messages import summary_of, text_of, warn_user
 from jtbridge.core.primitive_rules import describe
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import KeptTensorError, SetGuard
@@ -190,6 +191,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         if before is not None and not is_clean:
             _refuse_state_of_rows(before, base)
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
+        raise_if_from_signal(error)
         base.row_by_row = True
         base.clean_batches.discard(batch)
         is_kept = isinstance(error, KeptTensorError)

@@ -23,6 +23,7 @@ from torch import fx
 from jtbridge._compat import TorchDispatchMode
 from jtbridge.core.dtypes import NO_INT64
 from jtbridge.core.library_files import is_library
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 
 _MOST_SPLITS = 3  # the most conditions on one path for which both answers lead to results
@@ -154,6 +155,7 @@ def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int]
     try:
         found = run(oracle)
     except Exception as error:
+        raise_if_from_signal(error)
         if not oracle.conditions or not _is_raised_by_check(error):
             raise
         found = error

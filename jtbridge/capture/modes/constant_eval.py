@@ -32,6 +32,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 from jtbridge.core.runner import escaped_tensor_error
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import PoisonTensor, poison_tensor, replace
 
@@ -198,7 +199,8 @@ class ConstantEvalMode(TorchDispatchMode):
         try:
             with outside_modes(), torch.no_grad():
                 return compute()
-        except Exception:  # noqa: BLE001  (then it is not known, as it would be without a value)
+        except Exception as error:  # noqa: BLE001  (then it is not known, as it would be without a value)
+            raise_if_from_signal(error)
             return None
 
     def _in_memory(self, tensor: torch.Tensor) -> bool:
@@ -362,7 +364,8 @@ class ConstantEvalMode(TorchDispatchMode):
             with outside_modes(), torch.set_grad_enabled(graph):
                 value = self._value(place, values, graph=graph)
                 return value if graph else value.clone()
-        except Exception:  # noqa: BLE001  (whatever torch cannot compute)
+        except Exception as error:  # noqa: BLE001  (whatever torch cannot compute)
+            raise_if_from_signal(error)
             return poison_tensor()
 
 

@@ -21,6 +21,7 @@ from jtbridge._compat import (
     exports_to_dlpack_seen,
     is_tracing_exception,
 )
+from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 
 
@@ -36,6 +37,7 @@ def none_caught() -> Iterator[None]:
         with _OperatorExceptionMode(raised), _CallExceptionMode(raised), exports_to_dlpack_seen(_refuse_exposure):
             yield
     except Exception as error:
+        raise_if_from_signal(error)
         if raised.by_tracing is not None and raised.by_tracing is not error and not isinstance(error, JtbridgeError):
             raise raised.by_tracing from error
         raise

@@ -17,6 +17,7 @@ import jax
 import torch
 
 from jtbridge._compat import OpOverload, outside_modes, schema_of
+from jtbridge.core.signals import raise_if_from_signal
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOST = 1 << 16  # the most elements, in all arguments and results, of an operator that is run as a check
@@ -133,6 +134,7 @@ class _Call(NamedTuple):
         try:
             self.func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  (the caller judges it)
+            raise_if_from_signal(error)
             return error
         return None
 
