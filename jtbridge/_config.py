@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from .backends import check_name
 from .core import tuning
@@ -62,12 +63,13 @@ def config(
             raise ArgumentError(f"`{name}` must be True or False, but it is {flag!r}.")
     if tuning_folder == "" or not isinstance(tuning_folder, str | os.PathLike | None):
         raise ArgumentError(f"`tuning_folder` must be the path of a folder, but it is {tuning_folder!r}.")
+    folder = None if tuning_folder is None else _as_path(tuning_folder)
     values = (
         (_ISLANDS, _ISLANDS.get() if islands is None else check_islands(islands)),
         (_BACKEND, _BACKEND.get() if backend is None else check_name(backend)),
         (_VERIFY, _VERIFY.get() if verify is None else verify),
     )
-    with assigned(*values), tuning.settings(tune, tuning_folder):
+    with assigned(*values), tuning.settings(tune, folder):
         yield
 
 
@@ -92,3 +94,13 @@ def verify_or(default: bool) -> bool:
     """Return the ``verify`` option of the enclosing :func:`config` block, else `default`."""
     found = _VERIFY.get()
     return default if found is None else found
+
+
+def _as_path(folder: str | os.PathLike[str]) -> Path:
+    try:
+        path = Path(folder).expanduser().absolute()
+        if "\0" in str(path):
+            raise ValueError("a path has no null characters")
+    except (RuntimeError, TypeError, ValueError) as error:  # such as for a user that does not exist
+        raise ArgumentError(f"`tuning_folder` must be the path of a folder, but it is {folder!r}: {error}.") from None
+    return path

@@ -17,7 +17,6 @@ import contextvars
 import functools
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,12 +40,12 @@ _ENTERED = False  # whether tuning was on in this process
 # The names of the untuned choices that programs were compiled with, each with whether JAX has dropped these programs
 # since. A name is the digest of a key, or stands for all choices of a program.
 _UNTUNED: dict[str, bool] = {}
-_FILES: dict[str, Path] = {}  # the files of the results of this process, by the digests of their keys
+_FILES: dict[str, list[Path]] = {}  # the files of the results of this process, by the digests of their keys
 _GENERATION = 0  # how often JAX dropped its programs for new choices
 
 
 @contextlib.contextmanager
-def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterator[None]:
+def settings(tune: bool | None, folder: Path | None) -> Iterator[None]:
     """Set whether choices are measured inside the block, and the folder of the results. None leaves a setting as it is.
 
     Programs that were compiled with choices that tuning might change are compiled again, in the block or after it.
@@ -55,7 +54,7 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
     if tune:
         _ENTERED = True
         _forget_untuned_programs()
-    chosen = _FOLDER.get() if folder is None else Path(folder).expanduser().absolute()
+    chosen = _FOLDER.get() if folder is None else folder
     with assigned((_TUNE, _TUNE.get() if tune is None else bool(tune)), (_FOLDER, chosen)):
         yield
 
@@ -136,15 +135,18 @@ def known_or_tuned(
             if found[name] is None and _TUNE.get():
                 found[name] = tune()
             if found[name] is not None:
-                _FILES[name] = path
-        elif _TUNE.get() and _FILES[name] != path and not path.exists():
-            _copy(_FILES[name], path)
+                _FILES[name] = [path]
+        elif _TUNE.get() and path not in _FILES[name]:
+            _copy(_FILES[name][0], path)
+            _FILES[name].append(path)
         return found[name]
 
 
 def _copy(path: Path, other: Path) -> None:
-    """Copy the file of a result. If that fails, there is a warning."""
+    """Copy the file of a result, unless there is one. If that fails, there is a warning."""
     try:
+        if other.exists():
+            return
         cache_folder.write_json(other, json.loads(cache_folder.read_text(path)))
     except (OSError, UnicodeDecodeError, *cache_folder.MALFORMED) as error:
         warn(f"a tuning result cannot be copied: {type(error).__name__}: {error}")

@@ -132,6 +132,12 @@ class Runner:
 
     def child(self, keys: Sequence[str]) -> ChildOutcome:
         """Run the items that `keys` name in one child process."""
+        try:
+            return self._child(keys)
+        except OSError as error:  # such as for a machine without a folder for temporary files
+            return ChildOutcome({}, "", "", [], f"no child process can be started: {error}", "")
+
+    def _child(self, keys: Sequence[str]) -> ChildOutcome:
         with tempfile.TemporaryDirectory(prefix="jtbridge-doctor-") as folder:
             results, errors = Path(folder) / "results", Path(folder) / "errors"
             results.touch()

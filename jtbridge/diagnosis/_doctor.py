@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -121,22 +123,23 @@ def _summary(outcome: ChildOutcome) -> str:
     if where:
         return f"{outcome.ending}, at {where[1]}"
     lines = [line for line in details.splitlines() if re.match(r"\w+(\.\w+)*(Error|Exception|Interrupt)\b", line)]
+    lines = lines or re.findall(r"^F\d{4} .*?\] (.+)$", details, re.MULTILINE)  # a fatal error of XLA
     return f"{outcome.ending}: {lines[-1]}" if lines else outcome.ending
 
 
 def main(arguments: Any) -> int:
     """Run ``python -m jtbridge doctor`` and return its exit status."""
-    import sys
-
     try:
         groups = None if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
         report = doctor(groups, timeout=arguments.timeout)
     except ArgumentError as error:
-        sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")
+        _tell(error)
         return 2  # as for other wrong arguments
     try:
         if sys.stdout is None:  # the process was started without a stdout
             raise OSError("there is no stdout")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may have characters that it cannot encode
         if arguments.json:
             sys.stdout.write(report.to_json() + "\n")
         else:
@@ -145,6 +148,11 @@ def main(arguments: Any) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        sys.stderr.write(f"python -m jtbridge doctor: error: the report cannot be written: {error}\n")
+        _tell(f"the report cannot be written: {error}")
         return 2
     return 0 if report.healthy else 1
+
+
+def _tell(error: object) -> None:
+    if sys.stderr is not None:  # the process began with one
+        sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +28,9 @@ def check_own_arguments(
         given: the values of `train` and `rng` in the call.
     """
     function = method if callable(method) else getattr(module, method)
-    first = 1 if callable(method) else 0
-    for name, (place, default) in _own_arguments(function).items():
+    is_bound = isinstance(function, types.MethodType)
+    first = int(callable(method)) + int(is_bound)
+    for name, (place, default) in _own_arguments(function.__func__ if is_bound else function).items():
         if place - first < len(args) or default is given[name]:
             continue
         own = "has no value" if default is inspect.Parameter.empty else f"would be {default!r}, its default"
@@ -41,11 +43,10 @@ def check_own_arguments(
 
 def _own_arguments(function: Any) -> dict[str, tuple[int, Any]]:
     """Return the positions and the defaults of the arguments `train` and `rng` of a function."""
-    key = getattr(function, "__func__", function)
     try:
-        if key not in _KNOWN:
-            _KNOWN[key] = _read(function)
-        return _KNOWN[key]
+        if function not in _KNOWN:
+            _KNOWN[function] = _read(function)
+        return _KNOWN[function]
     except TypeError:  # a callable that does not support weak references
         return _read(function)
 

@@ -17,7 +17,7 @@ import torch
 from jtbridge._compat import weakly_typed
 from jtbridge.core.array_types import is_dense, kind_of_layout
 from jtbridge.core.convert import to_torch
-from jtbridge.core.definitions import slot_names
+from jtbridge.core.definitions import module_of, slot_names
 from jtbridge.core.dtypes import canonical_dtype, has_torch_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
 from jtbridge.core.pytree import refuse_unsortable, structure_key
@@ -164,14 +164,12 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
             f"{named()} is {kind_of(leaf)}, which stands for a tensor only in torch functions. Pass the tensor. "
             "In torch.fx.symbolic_trace, call the function in a function that `torch.fx.wrap` names."
         )
-    if type(leaf) not in _PLAIN:
-        for place, value in _parts(leaf):
-            if _contains_tensor(value):
-                raise ArgumentError(
-                    f"{named()} is {kind_of(leaf)} with a tensor in `{place}`, whose values would be read only when "
-                    f"JAX traces the function. Make `{type(leaf).__name__}` a pytree, such as by "
-                    "`jax.tree_util.register_dataclass`, or pass the tensor as a separate argument."
-                )
+    if type(leaf) not in _PLAIN and (place := _place_of_tensor(leaf)) is not None:
+        raise ArgumentError(
+            f"{named()} is {kind_of(leaf)} with a tensor in `{place}`, whose values would be read only when "
+            f"JAX traces the function. Make `{type(leaf).__name__}` a pytree, such as by "
+            "`jax.tree_util.register_dataclass`, or pass the tensor as a separate argument."
+        )
     try:
         return static_key(leaf)
     except TypeError:
@@ -184,19 +182,44 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 
 
-def _parts(leaf: Any) -> list[tuple[str, Any]]:
-    """Return the items of a tuple, and the attributes of an object, with names for messages."""
-    if isinstance(leaf, type | types.FunctionType | types.ModuleType):
+_MOST_PARTS = 1000  # of a static object that are searched for a tensor in each call
+
+
+def _place_of_tensor(leaf: Any) -> str | None:
+    """Return where an object holds a tensor, such as `.weights["w"]`; None if it holds none.
+
+    What functions close over is not searched.
+    """
+    parts = collections.deque([("", leaf)])
+    seen = {id(leaf): leaf}
+    while parts and len(seen) < _MOST_PARTS:
+        place, part = parts.popleft()
+        if isinstance(part, torch.Tensor):
+            return place
+        for step, value in _parts(part):
+            if type(value) not in _PLAIN and id(value) not in seen:
+                seen[id(value)] = value
+                parts.append((place + step, value))
+    return None
+
+
+def _parts(obj: Any) -> list[tuple[str, Any]]:
+    """Return the items of a container, and the attributes of an object, with names for messages."""
+    if isinstance(obj, type | types.FunctionType | types.ModuleType) or module_of(type(obj)).startswith("jtbridge."):
         return []
-    items = [(f"[{i}]", value) for i, value in enumerate(leaf)] if isinstance(leaf, tuple) else []
-    names = [*getattr(leaf, "__dict__", ()), *slot_names(type(leaf).__mro__)]
-    return [*items, *[(f".{name}", getattr(leaf, name, None)) for name in names]]
-
-
-def _contains_tensor(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(_contains_tensor(item) for item in value)
-    return isinstance(value, torch.Tensor)
+    items: list[tuple[str, Any]] = []
+    if isinstance(obj, dict):
+        items = [(f"[{key!r}]", value) for key, value in obj.items()]
+    elif isinstance(obj, tuple | list | set | frozenset):
+        items = [(f"[{i}]", value) for i, value in enumerate(obj)]
+    elif isinstance(obj, functools.partial):
+        items = [(".func", obj.func), (".args", obj.args), (".keywords", obj.keywords)]
+    elif isinstance(obj, torch.nn.Module):
+        items = [(f".{name}", tensor) for name, tensor in (*obj.named_parameters(), *obj.named_buffers())]
+    elif isinstance(obj, types.MethodType):
+        items = [(".__self__", obj.__self__)]
+    names = [*getattr(obj, "__dict__", ()), *slot_names(type(obj).__mro__)]
+    return [*items, *[(f".{name}", getattr(obj, name, None)) for name in names]]
 
 
 def _named(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:

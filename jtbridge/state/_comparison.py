@@ -64,9 +64,11 @@ def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if any(getattr(a, name) != getattr(b, name) for name in ("shape", "dtype", "device", "layout", "requires_grad")):
         return False
-    if a.layout is not torch.strided or a.dtype.is_complex or a.is_quantized:
+    if a.layout is not torch.strided or a.is_quantized:
         return a.layout is torch.strided and torch.equal(a.detach(), b.detach())
     a, b = a.detach(), b.detach()
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if a.dtype.itemsize == 1 and a.is_floating_point():
         a, b = a.float(), b.float()  # torch has no `signbit` of float8
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and torch.equal(a.signbit(), b.signbit())  # -0.0

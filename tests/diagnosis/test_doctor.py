@@ -106,6 +106,37 @@ def test_a_report_that_cannot_be_written(stdout):
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_without_stdout_and_stderr():
+    command = f"exec {sys.executable} -m jtbridge doctor --only caches >&- 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 2
+
+
+def test_a_path_that_stdout_cannot_encode(tmp_path):
+    done = run("--only", "caches", XDG_CACHE_HOME=str(tmp_path / "\u00fc"), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert r"\xfc" in done.stdout
+
+
+def test_flags_that_xla_does_not_know():
+    done = run("--only", "dlpack", XLA_FLAGS="--no_such_flag=1")
+    assert done.returncode == 1
+    assert "Unknown flag in XLA_FLAGS: --no_such_flag=1" in " ".join(done.stdout.split())
+
+
+def test_a_machine_without_a_folder_for_temporary_files(monkeypatch):
+    def none(**options):
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", none)
+    report = jtbridge.doctor(["versions", "arithmetic"])
+    assert not report.healthy
+    assert {finding.text for finding in report.of("failure")} == {
+        "no child process can be started: No usable temporary directory found"
+    }
+    assert any(finding.group == "versions" and finding.status == "ok" for finding in report.findings)
+
+
 def test_checks_have_names_of_their_own_and_groups_an_order():
     keys = [check.key for check in all_checks()]
     assert len(set(keys)) == len(keys)

@@ -108,6 +108,32 @@ def test_a_full_disk_loses_no_file(tmp_path: pathlib.Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
 
 
+@pytest.mark.parametrize("path", ["file/m.safetensors", "loop", "a\0b", "\udcff.safetensors", "n" * 300])
+def test_paths_that_cannot_be_used(path: str, tmp_path: pathlib.Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(tmp_path.iterdir())
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    with pytest.raises(ModelError, match=r"cannot be written: .*unchanged"):
+        net.save_safetensors(f"{tmp_path}/{path}", params, state)
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(ModelError, match=r"cannot be opened|There is no file"):
+        net.load_safetensors(f"{tmp_path}/{path}")
+
+
+def test_long_names_and_texts_without_unicode(tmp_path: pathlib.Path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    file = tmp_path / ("n" * 250)
+    net.save_safetensors(file, params, state)
+    np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
+    with pytest.raises(ModelError, match=r"cannot be written: .*unchanged"):
+        net.save_safetensors(file, params, state, metadata={"key": "\ud800"})
+    with pytest.raises(ModelError, match=r"There is no file"):
+        net.load_safetensors(tmp_path / "index.json")
+
+
 def test_arrays_outlive_the_file_that_they_were_read_from(tmp_path: pathlib.Path):
     net = jtbridge.module(torch.nn.Linear(500, 500))
     params, state = net.init()

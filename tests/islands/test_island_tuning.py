@@ -139,6 +139,13 @@ def test_another_folder_gets_what_this_process_knows(clock, folder, tmp_path):
     assert len(clock.measured) == 1
 
 
+def test_a_second_folder_that_cannot_be_used_is_told(clock, folder, tmp_path):
+    tuned_file(clock, folder)
+    with jtbridge.config(tune=True, tuning_folder=tmp_path / ("n" * 300)), pytest.warns(TuningWarning, match="copied"):
+        calls_in(jtbridge.wrap(grouped), X, W)
+    assert len(clock.measured) == 1
+
+
 def test_later_processes_read_the_choice(clock, folder, monkeypatch):
     clock.times = XLA
     f = jtbridge.wrap(grouped)

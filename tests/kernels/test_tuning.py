@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
         assert blocks() == (16, 64)
 
 
-@pytest.mark.parametrize("folder", ["", 3, b"/tmp/bytes"])
+@pytest.mark.parametrize("folder", ["", 3, b"/tmp/bytes", "~no_such_user/x", "a\0b"])
 def test_a_folder_is_a_path(folder: Any):
     with pytest.raises(ArgumentError, match="`tuning_folder` must be"), jtbridge.config(tuning_folder=folder):
         pass

@@ -447,3 +447,11 @@ def test_arguments_of_the_same_name_as_those_of_a_call(jit: bool):
     assert run(method=lambda model, x: model(x, rng=3), rng=jax.random.key(0))[0, 0] == 3
     with pytest.raises(ArgumentError, match="argument `train` of its own, which has no value"):
         run(method=lambda model, x, train: model(x, train))
+
+
+def test_arguments_of_the_same_name_after_a_bound_and_an_unbound_call():
+    net = jtbridge.module(OwnArguments())
+    for method in ("forward", OwnArguments.forward, "forward"):
+        assert net.method(method)({}, {}, X, False)[0][0, 0] == 0
+        with pytest.raises(ArgumentError, match="argument `train` of its own"):
+            net.method(method)({}, {}, X)

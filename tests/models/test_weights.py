@@ -400,6 +400,32 @@ class Tied(torch.nn.Module):
         self.b.weight = self.a.weight
 
 
+class Fused(torch.nn.Module):
+    """Its `state_dict` has the rows of one parameter under three names, as layers of attention do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fused = torch.nn.Parameter(torch.arange(12.0).reshape(6, 2))
+        self.register_state_dict_post_hook(self.split)
+
+    @staticmethod
+    def split(module, state_dict, prefix, metadata):
+        for name, rows in zip("qkv", state_dict.pop(f"{prefix}fused").split(2), strict=True):
+            state_dict[prefix + name] = rows
+
+    def forward(self, x):
+        return x @ self.fused.T
+
+
+def test_different_parts_of_one_parameter_are_not_tied(tmp_path):
+    net = jtbridge.module(Fused())
+    params, state = net.init()
+    net.save_safetensors(tmp_path / "m.safetensors", params, state)
+    loaded = safetensors.torch.load_file(tmp_path / "m.safetensors")
+    for i, name in enumerate("qkv"):
+        np.testing.assert_array_equal(loaded[name], params["fused"][2 * i : 2 * i + 2])
+
+
 def test_tied_entries_may_hold_nan_and_may_be_missing():
     net = jtbridge.module(Tied())
     params, state = net.init()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -66,13 +67,29 @@ class Slots:
         self.weights = [(1, tensor)]
 
 
+class WithBuffer(torch.nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("x", value if isinstance(value, torch.Tensor) else None)
+
+
 class Pair(tuple):
     __slots__ = ()
 
 
 @pytest.mark.parametrize(
     ("make", "place"),
-    [(Config, r"a Config with a tensor in `\.weight`"), (Slots, r"`\.weights`"), (lambda x: Pair((1, x)), r"`\[1\]`")],
+    [
+        (Config, r"a Config with a tensor in `\.weight`"),
+        (Slots, r"`\.weights\[0\]\[1\]`"),
+        (lambda x: Pair((1, x)), r"`\[1\]`"),
+        (lambda x: Config({"w": x}), r"`\.weight\['w'\]`"),
+        (lambda x: Config({x}), r"`\.weight\[0\]`"),
+        (lambda x: Config(Config(x)), r"`\.weight\.weight`"),
+        (lambda x: functools.partial(torch.add, x), r"`\.args\[0\]`"),
+        (lambda x: WithBuffer(x).forward, r"`\.__self__\.x`"),
+        (lambda x: WithBuffer(x), r"`\.x`"),
+    ],
 )
 def test_static_objects_with_tensors(make, place):
     f = jtbridge.to_torch_function(lambda x, config: x)

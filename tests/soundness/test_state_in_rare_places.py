@@ -387,6 +387,13 @@ def test_a_batch_that_changes_the_dtype_of_a_layer_with_gradients():
     np.testing.assert_array_equal(jax.vmap(jtbridge.wrap(make()))(jnp.ones((2, 2))), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float64])
+def test_unchanged_tensors_with_nan(dtype):
+    w = torch.tensor([[float("nan"), 1.0], [2.0, -0.0]], dtype=dtype).T  # not contiguous
+    result = jax.jit(jtbridge.wrap(lambda x: x * torch.view_as_real(w.to(torch.complex64))[0, 1]))(X)
+    np.testing.assert_array_equal(result, X * np.array([2.0, 0.0]))
+
+
 def test_strides_that_change_between_two_calls_of_a_trace():
     w = torch.arange(4.0).reshape(2, 2)
     f = jtbridge.wrap(lambda x: w @ x)

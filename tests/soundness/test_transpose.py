@@ -83,6 +83,7 @@ NOT_LINEAR: dict[str, Callable[..., Any]] = {
     # These functions are linear, but their derivative is not their transpose.
     "detached": lambda v: 2 * v.detach(),
     "partly_detached": lambda v: v + v.detach(),
+    "detached_result": lambda v: (lambda y: (y, y.detach() + v))(2 * v),
     "without_gradient": without_gradient,
     "data": lambda v: v.data * 2,
 }
