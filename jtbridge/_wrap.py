@@ -59,7 +59,7 @@ class Wrapped:
             self._partial or options["return_mutated"] or options["effects"] or options["output_shapes"] is not None
         )
         self._notices: set[str] = set()  # keys of the warnings already given about this function
-        self._clean_batches: set[Any] = set()  # see `row_by_row_if_needed`
+        self._clean_runs: set[Any] = set()  # see `row_by_row_if_needed`
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         if is_inside():
@@ -208,7 +208,7 @@ class Wrapped:
             return_mutated=self._options["return_mutated"],
             output_shapes=self._options["output_shapes"],
             notices=self._notices,
-            clean_batches=self._clean_batches,
+            clean_runs=self._clean_runs,
             capture=lambda signature, seeded: self._traced.capture(signature, seeded),
         )
 

@@ -116,6 +116,7 @@ from ._torch import (
     differentiating,
     function_of_triton_operator,
     functorch_level,
+    global_module_hooks,
     gradients_required,
     graph_nodes,
     has_batching_rule,
@@ -125,7 +126,6 @@ from ._torch import (
     has_plain_memory,
     has_saved_tensor_hooks,
     has_unbatched_node,
-    hooks_of_all_modules,
     in_backward,
     innermost,
     is_lazy,
@@ -163,8 +163,8 @@ from ._torch_eager import (
 from ._torch_fields import (
     BACKWARD_HOOKS,
     base_of,
+    global_hooks,
     has_gradient_hooks,
-    hooks_of_all,
     hooks_of_leaf,
     overload_name,
     overload_of,
@@ -188,13 +188,13 @@ from ._torch_modes import (
     apart,
     functorch_depth,
     has_torch_modes,
+    hidden_from_modes,
     inside_functorch,
     is_tracing,
     is_transforming,
     outside_functorch,
     outside_modes,
     outside_traces,
-    unseen,
 )
 from ._tracing import (
     TRACING,
@@ -210,7 +210,7 @@ from ._tracing import (
     trace_joint,
     tracing,
 )
-from ._transformers import asked_whether_fake, show_as_real, taken_for_fake, watch_questions
+from ._transformers import answered_fake, show_as_real, treated_as_fake, watch_questions
 from ._unbacked import known_size, unbacked_fake_mode
 
 keep_weight_of_l1_loss()

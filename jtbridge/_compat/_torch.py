@@ -74,7 +74,7 @@ def batches_taken(iterator: LoaderIterator) -> int:
     return iterator._num_yielded
 
 
-def hooks_of_all_modules() -> dict[str, Any]:
+def global_module_hooks() -> dict[str, Any]:
     """Return the hooks that run in every module's calls, by the names of torch's variables. Tried on torch 2.13."""
     names = [f"_global_forward_{kind}" for kind in ("hooks", "pre_hooks", "hooks_with_kwargs", "hooks_always_called")]
     return {name: vars(torch.nn.modules.module)[name] for name in names}

@@ -99,7 +99,7 @@ _TABLES_OF_HOOKS = {
 }
 
 
-def hooks_of_all() -> dict[str, Mapping[Any, Any]]:
+def global_hooks() -> dict[str, Mapping[Any, Any]]:
     """Return the hooks that torch calls for all modules, optimizers and saved tensors, in tables by name.
 
     Tried on torch 2.13; no public query.

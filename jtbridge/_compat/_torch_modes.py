@@ -21,7 +21,7 @@ outside_modes: Callable = _python_dispatch._disable_current_modes
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def hidden_from_modes() -> Iterator[None]:
     """Hide reads and writes of tensors inside the block from torch's modes and from autograd."""
     with outside_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield

@@ -55,7 +55,7 @@ def watch_questions() -> None:
         _replace_once(module)
 
 
-def asked_whether_fake() -> bool:
+def answered_fake() -> bool:
     """Return whether `is_fake_tensor` returned True since the last call of this function, and forget it.
 
     Calls from functions that make masks or only warn do not count: there the answer does not change a model's result.
@@ -65,7 +65,7 @@ def asked_whether_fake() -> bool:
 
 
 @contextlib.contextmanager
-def taken_for_fake() -> Iterator[None]:
+def treated_as_fake() -> Iterator[None]:
     """Report every tensor to transformers as fake inside the block, on this thread."""
     _HERE.all_fake = True
     try:

@@ -51,10 +51,10 @@ def backend_named(name: str) -> Backend:
 
 def preferred(platform: str) -> Backend:
     """Return the backend that "auto" prefers on a platform."""
-    return next(backend for backend in _BACKENDS.values() if _passed_over(backend, platform) is None)
+    return next(backend for backend in _BACKENDS.values() if _passed_over_reason(backend, platform) is None)
 
 
-def _passed_over(backend: Backend, platform: str) -> str | None:
+def _passed_over_reason(backend: Backend, platform: str) -> str | None:
     """Return why "auto" never chooses a backend on a platform; None if it may choose the backend for some functions."""
     return backend.unavailable_reason(platform) or backend.unpreferred_reason(platform)
 
@@ -68,7 +68,7 @@ def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str
     """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}
     for backend in _BACKENDS.values() if name == "auto" else ():
-        reason = _passed_over(backend, platform) or backend.unsupported_reason(fn)
+        reason = _passed_over_reason(backend, platform) or backend.unsupported_reason(fn)
         if reason is None:
             break
         found[backend.name] = reason
@@ -99,7 +99,7 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
         return backend
     refused = None
     for backend in _BACKENDS.values():
-        if _passed_over(backend, platform) is None:
+        if _passed_over_reason(backend, platform) is None:
             reason = _unsupported_reason(backend, fn, pure)
             if reason is None:
                 if refused is not None and not quiet:

@@ -59,7 +59,7 @@ class DlpackBackend(Backend):
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the function that XLA calls with an execution context, its input buffers and its output buffers."""
-    return as_xla_callback(_callback(fn, *_fastest(fn)))
+    return as_xla_callback(_callback(fn, *_form_to_run(fn)))
 
 
 def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
@@ -90,7 +90,7 @@ def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) 
     return _direct_callback(fn, callback) if isinstance(fn, TracedFunction) and fn.direct and is_plain else callback
 
 
-def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
+def _form_to_run(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
     """Return the form of `fn` to run, and which results it writes to XLA's output buffers itself, without a copy."""
     graph = fn if isinstance(fn, GraphFunction) else None
     if 0 < fn.base.traits.operators <= _SHORT and (_is_batching_costly(fn) or _is_copying_costly(fn)):

@@ -20,7 +20,7 @@ from jtbridge._compat import (
     OpOverload,
     TorchDispatchMode,
     forget_tensors,
-    taken_for_fake,
+    treated_as_fake,
 )
 from jtbridge.core import random_numbers
 from jtbridge.core.pytree import flatten_output
@@ -66,7 +66,7 @@ def _both_ways(request: TraceRequest, run: Callable[[], Result]) -> tuple[Result
     """
     try:
         plain = request.guard.run(run)
-        with taken_for_fake():
+        with treated_as_fake():
             return plain, request.guard.run(run)
     except JtbridgeError:
         raise

@@ -64,7 +64,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
             with graph.inserting_before(body):
                 destination = graph.placeholder(f"destination_{position}")
             with graph.inserting_before(source):
-                views[index] = graph.call_function(_take_back, (destination, steps))
+                views[index] = graph.call_function(_view_of_destination, (destination, steps))
             positions.append(position)
         with graph.inserting_before(source):
             outs = {
@@ -114,7 +114,7 @@ def _source(result: fx.Node) -> _Source | None:
     if not isinstance(wanted, torch.Tensor) or not all(isinstance(value, torch.Tensor) for value in values):
         return None
     try:
-        view = _take_back(torch.empty(wanted.shape, device="meta"), tuple(steps))
+        view = _view_of_destination(torch.empty(wanted.shape, device="meta"), tuple(steps))
     except RuntimeError:  # the views cannot be undone without a copy
         return None
     if view.shape != computed.shape or wanted.dtype != computed.dtype:
@@ -144,7 +144,7 @@ def _inverse(node: fx.Node) -> _Step | None:
     return None
 
 
-def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tensor:
+def _view_of_destination(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tensor:
     """Return the view of a destination that has the shape of the operator's result."""
     for method, args in steps:
         destination = getattr(destination, method)(*args)

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from jtbridge._compat import apart, asked_whether_fake, watch_questions
+from jtbridge._compat import answered_fake, apart, watch_questions
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
@@ -29,7 +29,7 @@ def infer(request: TraceRequest) -> AbstractResult:
     """
     request = request.on_device(request.device)
     watch_questions()
-    asked_whether_fake()  # discards the tests of earlier functions
+    answered_fake()  # discards the tests of earlier functions
     trials: list[Trial] = []
     cause: Exception | None = None
     for strategy in STRATEGIES:

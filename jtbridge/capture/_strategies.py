@@ -12,7 +12,7 @@ import torch
 from jtbridge._compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    asked_whether_fake,
+    answered_fake,
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.forward_mode import named_forward_mode
@@ -136,7 +136,7 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
-    is_asked = asked_whether_fake()
+    is_asked = answered_fake()
     reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder.may_raise, trace)
     if reason is None and is_asked and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
@@ -279,7 +279,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     if reason is None:
         places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
         reason = _depends_on_what_torch_raises(request, places, trace)
-    if reason is None and asked_whether_fake() and differs_if_fake(request):
+    if reason is None and answered_fake() and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     if reason is not None:
         raise StrategyError(reason)
@@ -343,7 +343,7 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
             or recorder.takes_text
         ):
             return False
-        if _not_in_a_graph(recorder) or (asked_whether_fake() and differs_if_fake(request)):
+        if _not_in_a_graph(recorder) or (answered_fake() and differs_if_fake(request)):
             return False
         return not _depends_on_what_torch_raises(
             request,

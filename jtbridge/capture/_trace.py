@@ -132,7 +132,7 @@ def _trace_one_way(
         HooksWithoutGradient(),
     ):
         try:
-            run = _noted(fn, oracle, recorder, known)
+            run = _in_trace_modes(fn, oracle, recorder, known)
             module = trace_joint(run, tensors, refuse_overlapping_writes, by_data=use is GraphUse.REGIONS)
         finally:
             keeps = known.materialize()
@@ -157,7 +157,7 @@ def examples(types: Sequence[ArrayType], device: str = "cpu") -> list[torch.Tens
     return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device=device) for type_ in types]
 
 
-def _noted(
+def _in_trace_modes(
     fn: Callable[..., Sequence[Any]],
     oracle: BranchOracle | None,
     recorder: Callable[[], contextlib.AbstractContextManager],

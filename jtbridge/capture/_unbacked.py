@@ -30,13 +30,13 @@ from ._path_outcomes import DependentTensor
 from .modes.effects import EndlessLoopError
 from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
-_PATHS = 6  # the most traces of one function
-_QUESTIONS = 32  # the most answers in one trace: a loop whose end depends on data may never end
+_MOST_TRACES = 6  # the most traces of one function
+_MOST_READS = 32  # the most answers in one trace: a loop whose end depends on data may never end
 _INTEGERS = (2, 3, 1, 0)
 _FLOATS = (1.5, 0.5)
 
 # Torch's symbolic shapes and dtypes of these operators are wrong (2.13).
-_WRONG = frozenset({torch.ops.aten._pack_padded_sequence.default})
+_WITH_WRONG_SHAPES = frozenset({torch.ops.aten._pack_padded_sequence.default})
 
 Result = TypeVar("Result")
 
@@ -87,8 +87,8 @@ class PathTrace:
         if self._over:
             raise escaped_tensor_error()
         number = len(self.choices)
-        if number >= _QUESTIONS:
-            raise RuntimeError(f"it reads more than {_QUESTIONS} values that depend on data")
+        if number >= _MOST_READS:
+            raise RuntimeError(f"it reads more than {_MOST_READS} values that depend on data")
         answers = _answers(kind, low, high)
         choice = self._given[number] if number < len(self._given) else self._rest
         self.choices.append(min(choice, len(answers) - 1))
@@ -109,7 +109,7 @@ def _answers(kind: type, low: int | None, high: int | None) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(possible))[:2]
 
 
-def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Result]:
+def explored(run: Callable[[PathTrace], Result], most: int = _MOST_TRACES) -> list[Result]:
     """Return the results of `run` for several paths through a function, without those that raise.
 
     Args:
@@ -150,7 +150,7 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
 class _CurrentOperator(TorchDispatchMode):
     """Records which operator is running.
 
-    Refuses the operators in `_WRONG`, and gives ``lstsq`` its result types, which torch does not infer.
+    Refuses the operators in `_WITH_WRONG_SHAPES`, and gives ``lstsq`` its result types, which torch does not infer.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _CurrentOperator(TorchDispatchMode):
         return f"`{self._running}`" + (f" at {line}" if line else "")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in _WRONG:
+        if func in _WITH_WRONG_SHAPES:
             raise DynamicOutputShapeException(func)
         self._running = func
         if func is LEAST_SQUARES:

@@ -155,7 +155,7 @@ def _run_reference(*arrays: Any, fn: KernelPrimitive) -> list[Any]:
 def _run_kernel(*arrays: Any, fn: KernelPrimitive, platform: str) -> list[Any]:
     # Only cuDNN's kernels run without Triton, and cuDNN does not run on AMD GPUs.
     needed = fn.needs_triton or platform == "rocm"
-    _proofs.warn_of_failed(fn.name)
+    _proofs.warn_if_failed(fn.name)
     return list((fn.reference if needed and triton_unsupported_reason(platform) else fn.kernel)(*arrays))
 
 

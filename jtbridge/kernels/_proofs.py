@@ -137,7 +137,7 @@ def proven() -> frozenset[str]:
     return frozenset() if found is None else frozenset(found.proven)
 
 
-def warn_of_failed(name: str) -> None:
+def warn_if_failed(name: str) -> None:
     """Warn if a kernel, which a program is about to use, failed its proof on this chip."""
     found = record()
     if found is not None and name in found.failed:

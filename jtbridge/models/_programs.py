@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import hooks_of_all_modules
+from jtbridge._compat import global_module_hooks
 from jtbridge.state import ReachableState
 
 _MOST = 16
@@ -32,7 +32,7 @@ class Programs:
     def keep(self, key: Any, program: Any, module: torch.nn.Module) -> None:
         """Store a program after its first run, with the module's state, which the first run may have changed."""
         if key not in self._programs:
-            self._model_state = ReachableState([("", module), *hooks_of_all_modules().items()])
+            self._model_state = ReachableState([("", module), *global_module_hooks().items()])
         self._programs[key] = program
         if len(self._programs) > _MOST:
             self._programs.popitem(last=False)

@@ -62,7 +62,7 @@ def recomputation_error(name: str) -> ModelError:
 def _start(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     if in_backward() and use in _USES and _USES[use].changes:
         raise recomputation_error(use.partition("#")[0])
-    return _no_values(tensors, use)
+    return _marker_and_copies(tensors, use)
 
 
 def _start_of_batches(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], use: str) -> tuple[Any, Any]:
@@ -70,12 +70,12 @@ def _start_of_batches(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], 
     return start_of_call(tensors, use), [None, *in_dims[0]]
 
 
-def _no_values(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
+def _marker_and_copies(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     del use
     return [tensors[0].new_empty(0, dtype=torch.uint8), *[x.clone() for x in tensors]]
 
 
 _LIBRARY.define(f"{_NAME}(Tensor[] tensors, str use) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 _LIBRARY.impl(_NAME, _start, "CompositeExplicitAutograd")
-torch.library.register_fake(START, _no_values, lib=_LIBRARY)
+torch.library.register_fake(START, _marker_and_copies, lib=_LIBRARY)
 torch.library.register_vmap(START, _start_of_batches, lib=_LIBRARY)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jtbridge._compat import innermost, storage_id, unseen, writes
+from jtbridge._compat import hidden_from_modes, innermost, storage_id, writes
 
 from ._comparison import DEPTH, MISSING, holds_traced, same
 from ._iterators import position_of
@@ -82,7 +82,7 @@ class ReachableState:
     def differences(self) -> list[Change]:
         """Return the changes of the state since the snapshot."""
         found = []
-        with unseen():
+        with hidden_from_modes():
             for record in self._all_records():
                 for step, key, before, after in record.differences():
                     is_global = record.kind in (GLOBALS, ALL_GLOBALS)
@@ -95,7 +95,7 @@ class ReachableState:
     def changed_part(self) -> ReachableState:
         """Return the part of the snapshot whose state has changed since."""
         part = ReachableState(())
-        with unseen():
+        with hidden_from_modes():
             part._saved.records = [record for record in self._all_records() if record.is_changed()]
             part._saved.positions = self._advanced()
         return part
@@ -110,7 +110,7 @@ class ReachableState:
         records, storage = self._saved.records, storage_id(tensor)
         for i, record in enumerate(records):
             if record.kind is TENSOR and record.obj.layout is torch.strided and storage_id(record.obj) == storage:
-                with unseen():
+                with hidden_from_modes():
                     contents = *record.contents, record.obj.detach().clone()
                 records[i] = record._replace(kind=SMALL_TENSOR, contents=contents)
 
@@ -119,7 +119,7 @@ class ReachableState:
 
         If there is something to restore, functions with a ``functools.cache`` drop the results that they stored since.
         """
-        with unseen():
+        with hidden_from_modes():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
             # The gradient of a tensor is restored before the tensor, whose dtype it must have.
             contents = [*self._records_of_contents()]
@@ -162,7 +162,7 @@ class ReachableState:
     def restored(self) -> Iterator[None]:
         """Restore the saved state inside the block, and the present state after the block."""
         now = self.changed_part()
-        with unseen():
+        with hidden_from_modes():
             now._saved.records = [r._replace(contents=r.kind.read(r.obj)) for r in now._saved.records]
         now._saved.positions = []
         self.restore()
@@ -173,7 +173,7 @@ class ReachableState:
 
     def has_written_large_tensors(self) -> bool:
         """Return whether torch wrote to a tensor since the snapshot whose values are not saved."""
-        with unseen():
+        with hidden_from_modes():
             return any(writes(tensor) != version for tensor, version in self._saved.versions)
 
     def restore_derived(self) -> None:

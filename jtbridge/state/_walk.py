@@ -36,9 +36,9 @@ from jtbridge._compat import (
     RNN_WEIGHTS,
     FakeTensor,
     ReleasedTensor,
-    hooks_of_all,
+    global_hooks,
+    hidden_from_modes,
     innermost,
-    unseen,
     writes,
 )
 from jtbridge.core.definitions import module_of
@@ -151,8 +151,8 @@ class StateWalk:
         self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._bytes = 0
         self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
-        with unseen():
-            for name, hooks in hooks_of_all().items():
+        with hidden_from_modes():
+            for name, hooks in global_hooks().items():
                 if isinstance(hooks, dict):
                     self._record(hooks, kind_of_dict(hooks), Path(None, "global", name))
                 self._hooks(hooks, Path(None, "global", name))

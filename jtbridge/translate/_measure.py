@@ -71,11 +71,11 @@ def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:
             for i, program in enumerate(programs):
                 time.sleep(_SETTLE_SECONDS)
                 jax.block_until_ready(program(*arrays))
-                times[i] = min(times[i], _fastest(program, arrays))
+                times[i] = min(times[i], _form_to_run(program, arrays))
     return Times(*(1e3 * seconds for seconds in times))
 
 
-def _fastest(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
+def _form_to_run(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
     """Return the seconds of the fastest call in one turn."""
     fastest, end = math.inf, time.perf_counter() + _TURN_SECONDS
     while True:

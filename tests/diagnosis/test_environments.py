@@ -300,7 +300,7 @@ def test_libraries_that_are_loaded_twice():
     assert set(found) == {"cudnn", "nccl"}
     assert found["cudnn"].status == "warning"
     assert found["cudnn"].text.startswith("cudnn is loaded 2 times: /usr/lib/x86_64/libcudnn.so.8, /venv/")
-    assert "one version of CUDA" in found["cudnn"].fix
+    assert "the same version of CUDA" in found["cudnn"].fix
     assert (found["nccl"].status, found["nccl"].text) == ("ok", "/venv/nvidia/nccl/lib/libnccl.so.2")
     (none,) = libraries.loaded_findings([])
     assert none.text.startswith("none")

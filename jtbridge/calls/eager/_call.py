@@ -30,7 +30,7 @@ _SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
 _INT32 = np.dtype(np.int32)
 
 
-def runs_now(arrays: list[Any]) -> bool:
+def has_torch_devices(arrays: list[Any]) -> bool:
     """Return whether torch can use all arrays of an eager call, including the arrays behind tracers."""
     values = (value for x in arrays for value in concrete_values(x))
     return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # no numbers
@@ -65,7 +65,7 @@ def call_now(
     return_mutated: bool,
     output_shapes: Any,
     notices: set[str],
-    clean_batches: set[Any],
+    clean_runs: set[Any],
     capture: Callable[[Signature, bool], TracedFunction],
 ) -> Any:
     """Run a torch function on the arguments of an eager call, which may be the tracers of grad, jvp and vmap.
@@ -80,7 +80,7 @@ def call_now(
         return_mutated: whether to return the new values of mutated arguments too.
         output_shapes: a tree of the shapes and dtypes that the result must have, or None.
         notices: keys of the warnings already given about the function.
-        clean_batches: the kinds of batches and derivatives whose last run succeeded without side effects.
+        clean_runs: the kinds of batches and derivatives whose last run succeeded without side effects.
         capture: makes the traced function from a signature and whether the call has a key.
 
     Returns:
@@ -91,7 +91,7 @@ def call_now(
         OutputMismatchError: the types of the results are not those of `output_shapes`.
     """
     declared = None if output_shapes is None else declared_types(output_shapes)[0]
-    if not runs_now(arrays):
+    if not has_torch_devices(arrays):
         return NotImplemented
     _refuse_several_devices(arrays, lambda: argument_names(fn, signature), name)
     types = tuple(ArrayType(shape, dtype) for shape, dtype in signature.types)
@@ -113,7 +113,7 @@ def call_now(
         argument_names=names,
         capture=lambda: capture(signature, seeded),
         notices=notices,
-        clean_batches=clean_batches,
+        clean_runs=clean_runs,
         roots=lambda: (("", fn), *static_arguments(fn, signature)),
     )
     if current_context() is Context.EAGER and not any(isinstance(x, jax.core.Tracer) for x in operands):

@@ -80,13 +80,13 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
             refuse_other_graphs(eager_function(fn).name, results, None)
             return results
 
-    with same_run(eager_function(fn)) if fn.order else contextlib.nullcontext():
+    with without_side_effects(eager_function(fn)) if fn.order else contextlib.nullcontext():
         results = row_by_row_if_needed(fn, once)
     return exported(results, arrays, fn)
 
 
 @contextlib.contextmanager
-def same_run(base: EagerFunction) -> Iterator[None]:
+def without_side_effects(base: EagerFunction) -> Iterator[None]:
     """Raise after the block if the run of the function in the block, for a derivative, had side effects.
 
     A derivative without a kept graph runs the function again. If the function changes its state or draws without a key,
@@ -96,7 +96,7 @@ def same_run(base: EagerFunction) -> Iterator[None]:
         DifferentiationError: the function changes its state or draws without a key. The state is restored.
     """
     kind = ("derivative", base.in_types)
-    if kind in base.clean_batches:
+    if kind in base.clean_runs:
         yield
         return
     before, drawn_from = StateBeforeRun(base.name, base.roots()), torch.get_rng_state()
@@ -104,8 +104,8 @@ def same_run(base: EagerFunction) -> Iterator[None]:
     changed = before.changed()
     draws = not base.seeded and not torch.equal(drawn_from, torch.get_rng_state())
     if not changed and not draws:
-        if len(base.clean_batches) < _MOST_BATCHES:
-            base.clean_batches.add(kind)
+        if len(base.clean_runs) < _MOST_CLEAN_RUNS:
+            base.clean_runs.add(kind)
         return
     torch.set_rng_state(drawn_from)
     with contextlib.suppress(MutationError):
@@ -147,7 +147,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
         seed = None if base.seed_position is None else inputs[base.seed_position]
         return AutogradGraph(inputs, outputs, fn.order, loan, family, has_hooks=inner.has_hooks, seed=seed)
 
-    with same_run(base) if fn.order else contextlib.nullcontext():
+    with without_side_effects(base) if fn.order else contextlib.nullcontext():
         graph = row_by_row_if_needed(fn, once)
     # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
     place = Placement(arrays)
@@ -171,7 +171,7 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
 
 
 _KEEPS_TENSORS = "keeps tensors"  # a notice: the function has kept a tensor of a batch, and may do so again
-_MOST_BATCHES = 512  # in `clean_batches`; beyond these, the state is saved before every run of another kind
+_MOST_CLEAN_RUNS = 512  # in `clean_runs`; beyond these, the state is saved before every run of another kind
 
 
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
@@ -182,7 +182,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     batch = (_transformations(fn), base.in_types)
     # A failed attempt is undone, because its side effects belong to no row. Preparing for that takes time, and is
     # skipped if the last attempt succeeded without side effects.
-    before = None if batch in base.clean_batches else StateBeforeRun(base.name, base.roots())
+    before = None if batch in base.clean_runs else StateBeforeRun(base.name, base.roots())
     try:
         # Only where needed: under any dispatch mode, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
         with SetGuard() if before is not None and "set_" in before.names else contextlib.nullcontext():
@@ -193,7 +193,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         raise_if_from_signal(error)
         base.row_by_row = True
-        base.clean_batches.discard(batch)
+        base.clean_runs.discard(batch)
         is_kept = isinstance(error, KeptTensorError)
         if is_kept:
             base.notices.add(_KEEPS_TENSORS)
@@ -215,8 +215,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if is_clean and _KEEPS_TENSORS not in base.notices and len(base.clean_batches) < _MOST_BATCHES:
-        base.clean_batches.add(batch)
+    if is_clean and _KEEPS_TENSORS not in base.notices and len(base.clean_runs) < _MOST_CLEAN_RUNS:
+        base.clean_runs.add(batch)
     return result
 
 

@@ -80,7 +80,7 @@ class EagerFunction(TorchFunction):
         argument_names: the names of the array arguments if the new values of mutated arguments are results; else None.
         capture: makes the traced function.
         notices: keys of the warnings already given about the function.
-        clean_batches: the kinds of batches and derivatives whose last run succeeded without side effects.
+        clean_runs: the kinds of batches and derivatives whose last run succeeded without side effects.
         roots: returns the objects through which the function reaches its state, with their names.
 
     Attributes:
@@ -100,11 +100,11 @@ class EagerFunction(TorchFunction):
         argument_names: tuple[str, ...] | None = None,
         capture: Callable[[], TracedFunction] | None = None,
         notices: set[str] | None = None,
-        clean_batches: set[Any] | None = None,
+        clean_runs: set[Any] | None = None,
         roots: Callable[[], tuple[tuple[str, Any], ...]] = tuple,
     ):
         self.notices = set() if notices is None else notices
-        self.clean_batches = set() if clean_batches is None else clean_batches
+        self.clean_runs = set() if clean_runs is None else clean_runs
         self.roots = roots
         self.name = name
         self.in_types = in_types

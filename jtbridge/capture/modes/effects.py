@@ -352,7 +352,7 @@ class EffectRecorder:
             # This trace fails; inference then tries the function on example values.
             raise SharedMemoryError(f"`.data` of {written_to} is assigned to")
 
-    def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def as_fakes(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments for an operator, as fake tensors if the operator writes to a closed-over tensor.
 
         Without a fake tensor among the arguments, fake mode would run the operator for real and change a module's
@@ -428,7 +428,7 @@ class _OperatorRecordingMode(TorchDispatchMode):
         kwargs = kwargs or {}
         refuse_higher_order(func)
         self._recorder.note_operator(func, args, kwargs)
-        args, kwargs = self._recorder.kept_apart(func, args, kwargs)
+        args, kwargs = self._recorder.as_fakes(func, args, kwargs)
         if self._recorder.is_tracing and kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}  # not needed to run on fakes, whose cache would keep it alive
         with inside_mode():

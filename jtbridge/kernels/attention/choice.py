@@ -98,13 +98,15 @@ def decided(
         return Choice("triton", "it is asked for")
     if missing:
         return Choice("triton", missing)
-    return Choice("triton", reason) if (reason := _not_preferred(query, key, settings, chip)) else _PREFERRED
+    return Choice("triton", reason) if (reason := _not_preferred_reason(query, key, settings, chip)) else _PREFERRED
 
 
 _PREFERRED = Choice("cudnn", "made for Hopper: heads of 64 or 128, equal lengths, no option that cuDNN lacks")
 
 
-def _not_preferred(query: jax.Array, key: jax.Array, settings: AttentionSettings, chip: Chip | None) -> str | None:
+def _not_preferred_reason(
+    query: jax.Array, key: jax.Array, settings: AttentionSettings, chip: Chip | None
+) -> str | None:
     if chip is None or chip.capability != _PREFERRED_CHIP:
         return "cuDNN is preferred on compute capability 9.0 alone"
     if query.shape[-1] not in _PREFERRED_HEADS:

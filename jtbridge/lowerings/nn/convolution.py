@@ -51,7 +51,7 @@ def _transposed_window(
     return _Window((1,) * n, pads, per_dimension(stride, n), tuple(dilation), groups)
 
 
-def _turned(weight: jax.Array, groups: int) -> jax.Array:
+def _flipped(weight: jax.Array, groups: int) -> jax.Array:
     """Return the weight of the ordinary convolution that computes a transposed convolution with `weight`."""
     ins, outs, *kernel = weight.shape
     weight = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, ins // groups, outs, *kernel)
@@ -195,7 +195,7 @@ def _ordinary(
     if not transposed:
         return weight, _window(kernel, stride, padding, dilation, groups)
     window = _transposed_window(kernel, stride, padding, dilation, output_padding, groups)
-    return _turned(weight, groups), window
+    return _flipped(weight, groups), window
 
 
 def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -331,7 +331,7 @@ def _slow_transposed_convolution(
 ) -> jax.Array:
     batched = x if x.ndim == weight.ndim else x[None]
     window = _transposed_window(kernel_size, stride, padding, dilation, output_padding, 1)
-    y = _biased(_convolved(batched, _turned(weight, 1), window), bias)
+    y = _biased(_convolved(batched, _flipped(weight, 1), window), bias)
     return y if x.ndim == weight.ndim else y[0]
 
 
