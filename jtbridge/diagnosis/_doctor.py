@@ -37,7 +37,7 @@ def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0)
     exit status is 0 if the report is healthy, and 1 otherwise.
 
     On a GPU without a record of proven kernels, the doctor also proves the kernels: see :func:`jtbridge.prove`.
-    Experimental: a GPU has run the proof, but none has run the whole doctor.
+    Experimental: two GPUs have run the proof, but none has run the whole doctor.
 
     Args:
         groups: the groups of checks to run, such as ``["versions", "caches"]``, or the name of one; None for all.
