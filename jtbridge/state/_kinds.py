@@ -12,7 +12,6 @@ import operator
 import random
 import sys
 import sysconfig
-import threading
 import types
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
@@ -410,11 +409,6 @@ def _write_variables(variables: MutableMapping[str, Any], contents: dict[str, An
     variables.update({name: value for name, value in contents.items() if variables.get(name, MISSING) is not value})
 
 
-def _write_event(event: threading.Event, is_set: bool) -> None:
-    if is_set != event.is_set():
-        event.set() if is_set else event.clear()
-
-
 LEAF_HOOKS = Kind(hooks_of_leaf, set_hooks_of_leaf, _compare_items("attribute"))
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 CONTAINERS = (dict, collections.OrderedDict, set)
@@ -452,7 +446,6 @@ MODULE = Kind(_module_attributes, _write_module, _compare_items("attribute"), _h
 TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
 SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
 DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
-EVENT = Kind(threading.Event.is_set, _write_event, _compare_value)
 CONTEXT_VARIABLE = Kind(lambda obj: obj.get(MISSING), _write_context_variable, _compare_value)
 FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
 PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))

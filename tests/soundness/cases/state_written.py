@@ -389,20 +389,6 @@ def attribute_of_a_thread_counted(run):
 
 
 @case("state written", "jit")
-def event_set(run):
-    event = threading.Event()
-
-    def f(v):
-        first = not event.is_set()
-        event.set()
-        return v * (1 if first else 2)
-
-    for _ in range(3):
-        yield run(run.wrap(f), V)
-    yield torch.tensor(event.is_set())
-
-
-@case("state written", "jit")
 def environment_counted(run):
     os.environ["JTBRIDGE_COUNT"] = "0"
 
