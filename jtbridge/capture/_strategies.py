@@ -20,7 +20,7 @@ from jtbridge.core.messages import first_line, text_of
 from jtbridge.core.nested_calls import refusing_jax_in_program
 from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
-from jtbridge.core.signals import raise_if_from_signal
+from jtbridge.core.signals import failures_ignored, raise_if_from_signal
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.errors import DeviceError, JtbridgeError, ShapeInferenceError
@@ -208,7 +208,7 @@ def _depends_on_what_torch_raises(
         return None
     for place in with_different_handlers(places):
         raising = RaisingAt(place, request.call)
-        with contextlib.suppress(Exception):
+        with failures_ignored():
             attempt = dataclasses.replace(request, call=raising.run)
             request.guard.run(lambda attempt=attempt: trace(attempt))
         if raising.caught:
@@ -230,7 +230,7 @@ def _refuse_used_text(request: TraceRequest, traces: Sequence[_Trace], once_more
     if request.ordered or not any(recorder.takes_text for _, recorder in traces):
         return
     again: Sequence[_Trace] = ()
-    with contextlib.suppress(Exception), OtherText():
+    with failures_ignored(), OtherText():
         again = request.guard.run(once_more)
     if len(again) != len(traces) or not all(map(_same_trace, traces, again)):
         raise StrategyError("it uses the text of a tensor (`repr`, `str` or an f-string), which shows values")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import types
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -20,6 +22,15 @@ def raise_if_from_signal(error: BaseException) -> None:
         if place.tb_frame.f_code in codes:
             raise error
         place = place.tb_next
+
+
+@contextlib.contextmanager
+def failures_ignored() -> Iterator[None]:
+    """Ignore an exception of the block, unless a signal handler raised it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        raise_if_from_signal(error)
 
 
 def _code_of(handler: Any) -> types.CodeType | None:

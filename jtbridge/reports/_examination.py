@@ -15,6 +15,7 @@ from jtbridge.capture import HigherOrderInOperators
 from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
+from jtbridge.core.signals import failures_ignored
 from jtbridge.core.signature import ARRAY, Fixed, argument_names, parameter_names, static_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same, same_results
@@ -145,7 +146,7 @@ class Examination:
         for tensor in self._tensors:
             if tensor.is_floating_point():
                 tensor.mul_(0.5).add_(0.25)
-        with contextlib.suppress(Exception):  # on other values the function may fail
+        with failures_ignored():  # on other values the function may fail
             with self._put_back() as (state, _):
                 result = self._call()
                 others = {str(change): change.after for change in state.differences()}

@@ -17,7 +17,7 @@ import torch
 
 from jtbridge.core.messages import warn_user
 from jtbridge.core.random_numbers import with_new_seed
-from jtbridge.core.signals import raise_if_from_signal
+from jtbridge.core.signals import failures_ignored, raise_if_from_signal
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
 from ._comparison import same_results
@@ -256,7 +256,7 @@ class StateGuard:
         changes: list[Change] = []
         for run in runs:
             before.restore()
-            with contextlib.suppress(Exception), _starting_from(before):
+            with failures_ignored(), _starting_from(before):
                 run()
             changes += [each for each in now.differences() if not each.removes]
         before.restore()

@@ -18,6 +18,7 @@ from jtbridge._compat import OpOverload, on_own_thread
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.messages import summary_of
+from jtbridge.core.signals import raise_if_from_signal
 
 from ._islands import island_of, tensor_of, torch_island_p
 from ._program import jax_semantics, precision
@@ -56,6 +57,7 @@ def measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times | str:
     try:
         return on_own_thread(lambda: _measure(fn, lowered))
     except Exception as error:  # noqa: BLE001  (whatever torch or XLA raises, the program can do without)
+        raise_if_from_signal(error)
         return summary_of(error)
 
 

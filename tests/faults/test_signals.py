@@ -87,9 +87,11 @@ def test_in_any_run_of_a_trace(handler: None, backend: str, way: str):
     expected = np.full((2, 3), EXPECTED.get(way.split()[-1], 2 * np.sin(1)))
     found = 0
     for number in range(8):
-        f = jtbridge.wrap(Interrupted(number), backend=backend)
+        interrupted = Interrupted(number)
+        f = jtbridge.wrap(interrupted, backend=backend)
         try:
             result = WAYS[way](f)
+            assert interrupted.runs.tell() <= number  # no run got the signal
         except TimeLimit:
             found += 1
             result = WAYS[way](f)
