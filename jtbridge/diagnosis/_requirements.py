@@ -50,8 +50,8 @@ def _meets(version: tuple[int, ...], operator: str, wanted: str) -> bool:
         same = version[: len(numbers)] == numbers
         return same if operator != "!=" else not same
     if operator == "~=":
-        return _padded(version, numbers) >= 0 and version[: len(numbers) - 1] == numbers[:-1]
-    order = _padded(version, numbers)
+        return _order(version, numbers) >= 0 and version[: len(numbers) - 1] == numbers[:-1]
+    order = _order(version, numbers)
     return {
         "==": order == 0,
         "===": order == 0,
@@ -63,7 +63,7 @@ def _meets(version: tuple[int, ...], operator: str, wanted: str) -> bool:
     }[operator]
 
 
-def _padded(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def _order(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Return -1, 0 or 1 if `one` is lower than, equal to or higher than `other`; missing numbers count as 0."""
     pairs = list(itertools.zip_longest(one, other, fillvalue=0))
     first, second = [a for a, _ in pairs], [b for _, b in pairs]

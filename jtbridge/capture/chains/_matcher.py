@@ -113,8 +113,8 @@ class Matcher:
         return call if call is not None and call.name == name and call.is_valid(value) else None
 
 
-# Each of these functions takes the arguments of a torch function and returns the arguments that are recorded. A call
-# for which it raises a TypeError is not recorded.
+# Each of these functions takes the arguments of a torch function and returns the arguments that are recorded. If it
+# raises a TypeError, the call is not recorded.
 
 
 def _one(x: Any) -> tuple[Any, ...]:
