@@ -129,7 +129,7 @@ def test_other_functions_are_refused(case: str, name: str):
 
 def test_a_function_that_reads_values_is_refused():
     f = jtbridge.wrap(lambda v: v * float(v[0]), backend="dlpack")
-    with pytest.raises(DifferentiationError, match="read off its graph"):
+    with pytest.raises(DifferentiationError, match="it has no graph that could show"):
         jax.linear_transpose(f, X)(X)
 
 
