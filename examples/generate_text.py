@@ -1,6 +1,6 @@
 """Text generation in JAX with a transformers model: `make demo`, or `python examples/generate_text.py`.
 
-SmolLM2 answers a few questions. The tokens and the time are compared with those of `model.generate`.
+SmolLM2 answers a few questions. The tokens and the time are compared with `model.generate`.
 """
 
 import argparse

@@ -159,7 +159,7 @@ class Wrapped:
         return *flatten_arguments(self._fn, self._name, *self._with_fixed(args, kwargs)), rng
 
     def _with_fixed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return the arguments of a call together with those that a ``functools.partial`` fixes."""
+        """Return the arguments of a call together with the arguments that a ``functools.partial`` fixes."""
         return (args, kwargs) if self._partial is None else self._partial.arguments(args, kwargs)
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:

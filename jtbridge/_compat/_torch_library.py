@@ -23,7 +23,7 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
 
 
 def outside_dynamo(function: Function) -> Function:
-    """Stop TorchDynamo from compiling a function, and those that it calls, when it runs as Python; return the function.
+    """Stop TorchDynamo from compiling a function and its callees when the function runs as Python; return the function.
 
     After a graph break, TorchDynamo compiles each Python frame that runs, also JAX's. `torch.compiler.disable` does the
     same as this function, but imports torch._dynamo, which takes a second. Tried on torch 2.13.

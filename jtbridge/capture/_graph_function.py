@@ -23,7 +23,7 @@ from ._destinations import with_destinations
 
 @dataclasses.dataclass(eq=False)
 class GraphFunction(TorchFunction):
-    """A captured graph as a function of flat tensors. Its derivatives are those of the captured function."""
+    """A captured graph as a function of flat tensors. It has the derivatives of the captured function."""
 
     owner: TracedFunction
     module: fx.GraphModule

@@ -11,8 +11,9 @@ from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
 
+from ._causes import reason_of
 from ._request import AbstractResult, TraceRequest, Trial
-from ._strategies import STRATEGIES, reason_of
+from ._strategies import STRATEGIES
 
 
 @apart

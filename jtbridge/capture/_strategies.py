@@ -11,7 +11,6 @@ import torch
 
 from jtbridge._compat import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     answered_fake,
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
@@ -28,8 +27,8 @@ from jtbridge.triton.launches import late_scalars, may_need_late_scalars
 
 from ._abstract import ResultOnGpu, output_types, run_on_fakes, run_on_values, traits_of
 from ._branches_on_fake import differs_if_fake
+from ._causes import depends_on_data, reads_memory, reason_of
 from ._examples import example_arguments
-from ._frames import line_of
 from ._path_outcomes import PathOutcome, agreed, are_possible, without_empty_sizes
 from ._request import AbstractResult, TraceRequest
 from ._unbacked import PathTrace, explored
@@ -437,28 +436,6 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), traits)
 
 
-def reason_of(cause: Exception) -> str:
-    """Return why a function could not be traced, and where in the user's code."""
-    operator = str(cause.args[0]) if cause.args else ""
-    line = line_of(cause)
-    if isinstance(cause, DynamicOutputShapeException):
-        text = f"it makes tensors whose sizes depend on the values of its arguments (operator `{operator}`)"
-    elif isinstance(cause, DataDependentOutputException) and operator:
-        text = f"it needs the values of tensors (operator `{operator}`)"
-    else:
-        text = first_line(cause) or type(cause).__name__
-    return f"{text} ({line})" if line else text
-
-
-def _depends_on_data(cause: Exception | None) -> bool:
-    return isinstance(cause, DataDependentOutputException | DynamicOutputShapeException)
-
-
-def _reads_memory(cause: Exception | None) -> bool:
-    """Return whether torch tried to read the memory of a fake tensor, as in ``torch.tensor([x.sum(), 1])``."""
-    return isinstance(cause, RuntimeError) and "its data is not allocated yet" in str(cause)
-
-
 def _needs_gpu(request: TraceRequest, cause: Exception | None) -> bool:
     """Return whether to try a trace with the arguments on a GPU.
 
@@ -478,7 +455,7 @@ STRATEGIES = (
     ),
     Strategy(
         "fake tensors, with overrides",
-        lambda _, cause: _depends_on_data(cause) or _reads_memory(cause),
+        lambda _, cause: depends_on_data(cause) or reads_memory(cause),
         _overridden,
         is_trace=True,
     ),
@@ -497,7 +474,7 @@ STRATEGIES = (
         lambda request, cause: isinstance(cause, DataDependentOutputException) and not request.ordered,
         _branching,
     ),
-    Strategy("symbolic sizes and values", lambda _, cause: _depends_on_data(cause), _symbolic),
+    Strategy("symbolic sizes and values", lambda _, cause: depends_on_data(cause), _symbolic),
     Strategy("declared shapes", lambda request, _: request.output_shapes is not None, _declared),
     Strategy("example values", lambda *_: True, _on_examples),
 )

@@ -15,7 +15,7 @@ from .pytree import flatten_output
 
 
 def check_declared(declared: Sequence[ArrayType], found: Sequence[ArrayType], name: str) -> None:
-    """Raise if the types of a function's results are not those that `output_shapes` declares.
+    """Raise if the types of a function's results differ from the types that `output_shapes` declares.
 
     Raises:
         OutputMismatchError: the declared types differ from the types of the results.

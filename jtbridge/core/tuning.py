@@ -38,7 +38,7 @@ _FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_
 _LOCK = threading.RLock()
 _ENTERED = False  # whether tuning was on in this process
 # The names of the untuned choices that programs were compiled with, each with whether JAX has dropped these programs
-# since. A name is the digest of a key, or stands for all choices of a program.
+# since. A name is the digest of one choice's key, or a text for all choices of a program.
 _UNTUNED: dict[str, bool] = {}
 _FILES: dict[str, list[Path]] = {}  # the files of the results of this process, by the digests of their keys
 _GENERATION = 0  # how often JAX dropped its programs for new choices

@@ -44,7 +44,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
     if not all(isinstance(text, str) for text in (*metadata, *metadata.values())):
         raise ModelError("The metadata of a safetensors file has texts alone, as keys and as values.")
     place = pathlib.Path(path)
-    with _explained_errors(f"`{place}` cannot be written", ". A file that was there is unchanged"):
+    with _as_model_errors(f"`{place}` cannot be written", ". A file that was there is unchanged"):
         place = place.resolve()  # a symbolic link is kept, and its target replaced
         if place.exists() and not place.is_file():
             raise ModelError(f"`{place}` is not a regular file, and is not replaced.")
@@ -59,7 +59,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
 
 
 @contextlib.contextmanager
-def _explained_errors(what: str, more: str = "") -> Iterator[None]:
+def _as_model_errors(what: str, more: str = "") -> Iterator[None]:
     """Raise the errors of a path or a file as a `ModelError`."""
     from safetensors import SafetensorError
 
@@ -79,7 +79,7 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
     the same.
     """
     place = pathlib.Path(path)
-    with _explained_errors(f"`{place}` cannot be opened"):
+    with _as_model_errors(f"`{place}` cannot be opened"):
         if place.is_dir():
             known = [place / "model.safetensors", place / "model.safetensors.index.json"]
             place = next((file for file in known if file.exists()), place)
@@ -117,14 +117,14 @@ def _read_file(path: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, s
 
     _check_can_be_opened(path)
     what = f"`{path}` is no safetensors file, or it is damaged"
-    with _explained_errors(what), safe_open(path, framework="pt") as file:
+    with _as_model_errors(what), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
         ties = {name: first for name, first in (file.metadata() or {}).items() if first in tensors}
     return tensors, ties
 
 
 def _check_can_be_opened(path: pathlib.Path) -> None:
-    with _explained_errors(f"`{path}` cannot be opened"):
+    with _as_model_errors(f"`{path}` cannot be opened"):
         str(path).encode()  # safetensors can open only names in UTF-8
         if not path.exists():
             raise ModelError(f"There is no file `{path}`.")

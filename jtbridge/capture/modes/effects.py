@@ -131,7 +131,7 @@ class EffectRecorder:
         self._keep: list[Any] = list(inputs)  # kept alive, because the address of a freed storage may be reused
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
-        self._shared: set[int] = set()  # storages of fake tensors that stand for tensors from NumPy
+        self._shared: set[int] = set()  # storages of the fake tensors that replace tensors from NumPy
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
         self._saved = saved  # saves tensors before they are written to
@@ -280,7 +280,7 @@ class EffectRecorder:
             raise SharedMemoryError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
 
     def note_lift(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """Record that the fake tensor `out` stands for `tensor`, if torch does not own the memory of `tensor`.
+        """Record that the fake tensor `out` replaces `tensor`, if torch does not own the memory of `tensor`.
 
         Torch does not own the memory of a result of `torch.from_numpy`.
         """

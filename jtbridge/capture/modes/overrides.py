@@ -66,7 +66,7 @@ class CopiedTensors(TorchFunctionMode):
 
 
 class AsOnValues(TorchFunctionMode):
-    """Replaces calls whose graph, or whose run on fake tensors, would not do what torch does.
+    """Replaces calls that have another result than in torch when they are captured or run on fake tensors.
 
     - The results of ``torch.unsafe_split`` and similar functions share memory with the argument, but in torch's graph
       they do not.

@@ -43,7 +43,7 @@ def losses(
 def sum_and_gradients(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options, wanted: Sequence[bool]
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Return the sum of the losses, and those of its gradients of `hidden`, `weight` and `bias` that are `wanted`.
+    """Return the sum of the losses, and the `wanted` gradients of the sum, of `hidden`, `weight` and `bias`.
 
     The logits of a chunk are computed once, for the loss and the gradients. This takes three matrix products in total,
     as many as with all logits stored.

@@ -148,7 +148,7 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 @functools.cache
 def differentiable_kernel(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
-    """Return a normalization of [g, rows, n] as a differentiable kernel. `dtypes` are those of the weight and bias."""
+    """Return a normalization of [g, rows, n] as a differentiable kernel. `dtypes` has the dtypes of weight and bias."""
 
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         weight = inputs[1 + norm.residual :][: norm.weight]
