@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from ._config import config
-from ._wrap import wrap
 from .backends import BackendStatus, backends
+from .calls import config, wrap
+from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import kernels as kernels
@@ -66,7 +66,6 @@ __all__ = [
     "train_step",
     "wrap",
 ]
-__version__ = "0.1.0"
 
 # These names are imported on first use: an eager call needs none of them, and their import takes longer than the call.
 _MODULES = {

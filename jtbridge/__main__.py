@@ -11,12 +11,12 @@ from typing import TextIO
 import jax
 import torch
 
-import jtbridge
+from jtbridge.core.version import __version__
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m jtbridge", description="Any PyTorch function as a JAX function.")
-    versions = f"jtbridge {jtbridge.__version__}, jax {jax.__version__}, torch {torch.__version__}"
+    versions = f"jtbridge {__version__}, jax {jax.__version__}, torch {torch.__version__}"
     parser.add_argument("--version", action="version", version=f"{versions}, Python {platform.python_version()}")
     commands = parser.add_subparsers(dest="command")
     doctor = commands.add_parser("doctor", help="check the installation and the machine")

@@ -10,9 +10,9 @@ import jax.export
 import numpy as np
 import torch
 
-from ._config import config
-from ._wrap import Wrapped, wrap
 from .backends import portable
+from .calls._config import config
+from .calls._wrap import Wrapped, wrap
 from .core.convert import to_jax
 from .errors import ArgumentError, EffectsError
 

@@ -28,9 +28,8 @@ LAYERS: list[set[str]] = [
     {"capture", "kernels"},
     {"translate"},
     {"backends"},
-    {"primitives", "_config"},
+    {"primitives"},
     {"calls"},
-    {"_wrap"},
     {"reports", "_export", "models"},
     {"diagnosis"},
     {"__init__"},
@@ -57,8 +56,8 @@ def imported_units(path: pathlib.Path) -> set[str]:
             base += tuple(node.module.split(".")) if node.module else ()
             names = [(*base, alias.name) for alias in node.names]
         for name in names:
-            if name[0] == "jtbridge" and len(name) > 1:
-                found.add(name[1])
+            if name[0] == "jtbridge":
+                found.add(name[1] if len(name) > 1 and name[1] in ROW else "__init__")
     return found
 
 

@@ -1,1 +1,4 @@
-"""Calls of wrapped functions: `eager` runs torch itself, `traced` binds a primitive of a traced program."""
+"""The decorator, and the calls of wrapped functions: `eager` runs torch, `traced` binds a primitive in a JAX trace."""
+
+from ._config import config as config
+from ._wrap import wrap as wrap

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import jax
 
-from jtbridge.core import cache_folder, tuning
+from jtbridge.core import cache_folder, tuning, version
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
@@ -195,9 +195,7 @@ def _listed(found: ProofRecord) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    import jtbridge
-
-    return {"jtbridge": jtbridge.__version__, **{name: _version(name) for name in _PACKAGES}}
+    return {"jtbridge": version.__version__, **{name: _version(name) for name in _PACKAGES}}
 
 
 def _version(package: str) -> str:

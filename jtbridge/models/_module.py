@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
-from jtbridge._wrap import wrap
+from jtbridge.calls._wrap import wrap
 from jtbridge.core.convert import to_torch
 from jtbridge.core.messages import kind_of
 from jtbridge.core.nested_calls import is_inside

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge._config import config
-from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import backends
+from jtbridge.calls._config import config
+from jtbridge.calls._wrap import Wrapped, as_wrapped
 from jtbridge.calls.traced import by_rounding, difference, tolerance
 from jtbridge.capture import device_closed_over
 from jtbridge.core.array_types import ArrayType

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import outside_modes
-from jtbridge._wrap import Wrapped
+from jtbridge.calls._wrap import Wrapped
 from jtbridge.capture import HigherOrderInOperators
 from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch

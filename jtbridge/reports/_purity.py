@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jtbridge._wrap import as_wrapped
+from jtbridge.calls._wrap import as_wrapped
 
 from ._examination import Examination
 from ._table import as_table

@@ -20,7 +20,7 @@ import torch
 from jax.extend.core import ClosedJaxpr
 
 from jtbridge._compat import OpOverload
-from jtbridge.core import tuning
+from jtbridge.core import tuning, version
 from jtbridge.core.functions import TorchFunction
 from jtbridge.transforms import Vmap
 
@@ -159,10 +159,8 @@ def _threads_of_xla() -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    import jtbridge
-
     return {
-        "jtbridge": jtbridge.__version__,
+        "jtbridge": version.__version__,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "torch": torch.__version__,

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from torch.nn import functional
 
 import jtbridge
-from jtbridge.core import tuning
+from jtbridge.core import tuning, version
 from jtbridge.errors import TuningWarning
 from jtbridge.translate import _choice, _measure, island_of, islands_in, translate
 from jtbridge.translate._measure import Times
@@ -217,7 +217,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch)
         (torch, "get_num_threads", lambda: 64),
         (torch, "__version__", "3.0"),
         (jax, "__version__", "1.0"),
-        (jtbridge, "__version__", "1.0"),
+        (version, "__version__", "1.0"),
     ],
     ids=lambda patched: patched[1],
 )

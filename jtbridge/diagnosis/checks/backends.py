@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-import jtbridge
+from jtbridge.backends import backends
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import NOTE, OK, Finding
 
@@ -17,7 +17,7 @@ def _statuses() -> Sequence[Finding]:
     platform = jax.devices()[0].platform
     return [
         Finding(_GROUP, status.name, NOTE if status.reason else OK, status.reason or f"runs on {platform}")
-        for status in jtbridge.backends()
+        for status in backends()
     ]
 
 

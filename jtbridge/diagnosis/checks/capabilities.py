@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from jax.sharding import PartitionSpec
 
-import jtbridge
+from jtbridge.backends import backends
+from jtbridge.calls._wrap import wrap
 from jtbridge.diagnosis._checks import Check, WrongValue, expect
 from jtbridge.diagnosis._report import NOTE, OK, Finding
+from jtbridge.models import module
 
 _GROUP = "capabilities"
 _FIX = "Report it with this whole report; until then choose another backend by `backend=`."
@@ -32,26 +34,26 @@ def _total(f: Callable[..., Any]) -> Callable[[Any], jax.Array]:
 
 
 def _value(backend: str) -> None:
-    expect(jax.jit(jtbridge.wrap(_function, backend=backend))(_X), _VALUE)
+    expect(jax.jit(wrap(_function, backend=backend))(_X), _VALUE)
 
 
 def _gradient(backend: str) -> None:
-    expect(jax.jit(jax.grad(_total(jtbridge.wrap(_function, backend=backend))))(_X), _GRADIENT)
+    expect(jax.jit(jax.grad(_total(wrap(_function, backend=backend))))(_X), _GRADIENT)
 
 
 def _batch(backend: str) -> None:
-    f = jtbridge.wrap(_function, backend=backend)
+    f = wrap(_function, backend=backend)
     expect(jax.jit(jax.vmap(f))(_X), _VALUE)
     expect(jax.jit(jax.vmap(jax.grad(_total(f))))(_X), _GRADIENT)
 
 
 def _second(backend: str) -> None:
-    f = _total(jtbridge.wrap(_function, backend=backend))
+    f = _total(wrap(_function, backend=backend))
     expect(jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))(_X), _SECOND, 1e-4)
 
 
 def _loop(backend: str) -> None:
-    f = jtbridge.wrap(_function, backend=backend)
+    f = wrap(_function, backend=backend)
     _, ys = jax.lax.scan(lambda carry, x: (carry, f(x)), 0, jnp.asarray(_X))
     expect(ys, _VALUE)
 
@@ -62,7 +64,7 @@ def _exception(backend: str) -> None:
             raise LookupError("below zero")
         return _function(x)
 
-    f = jax.jit(jtbridge.wrap(fails_below_zero, backend=backend))
+    f = jax.jit(wrap(fails_below_zero, backend=backend))
     try:
         jax.block_until_ready(f(-_X))
     except Exception as error:
@@ -76,7 +78,7 @@ def _exception(backend: str) -> None:
 def _island() -> None:
     from jtbridge.translate import forced_islands
 
-    f = jtbridge.wrap(lambda x: torch.sin(x) * x + 1, backend="xla", islands="needed")
+    f = wrap(lambda x: torch.sin(x) * x + 1, backend="xla", islands="needed")
     with forced_islands(lambda node: "sin" in str(node.target)):
         program = jax.jit(f).lower(_X)
     if "xla_buffer_python" not in program.as_text():
@@ -86,13 +88,13 @@ def _island() -> None:
 
 def _shards() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("i",))
-    f = jtbridge.wrap(_function)
+    f = wrap(_function)
     run = jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
     expect(jax.jit(run)(_X), _VALUE)
 
 
 def _random_numbers() -> None:
-    f = jax.jit(jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5)))
+    f = jax.jit(wrap(lambda x: torch.nn.functional.dropout(x, 0.5)))
     x, key = jnp.ones(1000), jax.random.key(0)
     first = f(x, rng=key)
     expect(first, f(x, rng=key))
@@ -102,7 +104,7 @@ def _random_numbers() -> None:
 
 
 def _module() -> None:
-    net = jtbridge.module(torch.nn.Linear(3, 2))
+    net = module(torch.nn.Linear(3, 2))
     params, state = net.init()
     weight, bias = params["weight"], params["bias"]
     out, _ = jax.jit(net)(params, state, jnp.asarray(_X))
@@ -111,15 +113,15 @@ def _module() -> None:
 
 def _mutation() -> None:
     x = jnp.asarray(_X)
-    expect(jax.jit(jtbridge.wrap(lambda x: x.add_(1)))(x), _X + 1)
+    expect(jax.jit(wrap(lambda x: x.add_(1)))(x), _X + 1)
     expect(x, _X)
 
 
 # The functions to run in the child process "calls", and in "programs", by the names of their checks.
 _CALLS: dict[str, Callable[[], None]] = {
-    "eager call": lambda: expect(jtbridge.wrap(_function)(jnp.asarray(_X)), _VALUE),
-    "eager gradient": lambda: expect(jax.grad(_total(jtbridge.wrap(_function)))(jnp.asarray(_X)), _GRADIENT),
-    "eager vmap": lambda: expect(jax.vmap(jtbridge.wrap(_function))(jnp.asarray(_X)), _VALUE),
+    "eager call": lambda: expect(wrap(_function)(jnp.asarray(_X)), _VALUE),
+    "eager gradient": lambda: expect(jax.grad(_total(wrap(_function)))(jnp.asarray(_X)), _GRADIENT),
+    "eager vmap": lambda: expect(jax.vmap(wrap(_function))(jnp.asarray(_X)), _VALUE),
 }
 _PROGRAMS: dict[str, Callable[[], None]] = {
     "island": _island,
@@ -143,7 +145,7 @@ for _backend in ("dlpack", "callback"):
 
 
 def _proven(name: str, run: Callable[[], None]) -> Sequence[Finding]:
-    reasons = {status.name: status.reason for status in jtbridge.backends() if not status.available}
+    reasons = {status.name: status.reason for status in backends() if not status.available}
     backend = name.partition("called by ")[2]
     if backend in reasons:
         return [Finding(_GROUP, name, NOTE, f"not tried: {reasons[backend]}")]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-import jtbridge
+from jtbridge.core.convert import to_jax, to_torch
 from jtbridge.diagnosis._checks import Check, expect
 from jtbridge.diagnosis._child import first_lines
 from jtbridge.diagnosis._report import FAILURE, NOTE, OK, Finding
@@ -45,12 +45,12 @@ def _round_trip(device: Any, dtype: str) -> None:
     """Take an array to torch and back. Check that the tensor is not a copy, and that the bytes come back unchanged."""
     with jax.enable_x64(True):
         x = jax.device_put(np.array([[0, 1, 2], [3, 1, 0]]).astype(jnp.dtype(dtype)), device)
-        tensor = jtbridge.to_torch(x)
+        tensor = to_torch(x)
         if tensor.device.type != ("cpu" if device.platform == "cpu" else "cuda"):
             raise RuntimeError(f"the tensor is on {tensor.device}")
         if tensor.data_ptr() != x.unsafe_buffer_pointer():
             raise RuntimeError("the tensor is a copy")
-        back = jtbridge.to_jax(tensor)
+        back = to_jax(tensor)
         if np.asarray(back).tobytes() != np.asarray(x).tobytes() or back.dtype != x.dtype:
             raise RuntimeError(f"came back as {back}")
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-import jtbridge
+from jtbridge.backends import backends
+from jtbridge.calls._wrap import wrap
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import NOTE, OK, Finding
 
@@ -26,10 +27,10 @@ def _function(x: torch.Tensor) -> torch.Tensor:
 
 
 def _timed(name: str, backend: str) -> Sequence[Finding]:
-    status = next(status for status in jtbridge.backends() if status.name == backend)
+    status = next(status for status in backends() if status.name == backend)
     if not status.available:
         return [Finding(_GROUP, name, NOTE, f"not timed: {status.reason}")]
-    run = jax.jit(jtbridge.wrap(_function, backend=backend))
+    run = jax.jit(wrap(_function, backend=backend))
     return [Finding(_GROUP, name, OK, _times(lambda x: jax.block_until_ready(run(x)), jnp.ones))]
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import platform
 from collections.abc import Sequence
 
+from jtbridge.core.version import __version__
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._machine import nvidia_driver
 from jtbridge.diagnosis._report import FAILURE, NOTE, OK, WARNING, Finding
@@ -28,9 +29,7 @@ def _python() -> Sequence[Finding]:
 
 
 def _jtbridge() -> Sequence[Finding]:
-    import jtbridge
-
-    return [Finding(_GROUP, "jtbridge", OK, jtbridge.__version__)]
+    return [Finding(_GROUP, "jtbridge", OK, __version__)]
 
 
 def _packages() -> Sequence[Finding]:

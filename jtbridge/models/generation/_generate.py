@@ -12,7 +12,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge._config import backend_or, islands_or, verify_or
+from jtbridge.calls._config import backend_or, islands_or, verify_or
 from jtbridge.core.messages import kind_of
 from jtbridge.core.random_numbers import check_key
 from jtbridge.core.torch_state import TorchState

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .backends import check_name
-from .core import tuning
-from .core.context_variables import assigned
-from .errors import ArgumentError
+from jtbridge.backends import check_name
+from jtbridge.core import tuning
+from jtbridge.core.context_variables import assigned
+from jtbridge.errors import ArgumentError
 
 _VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
 _ISLANDS: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_islands", default=None)

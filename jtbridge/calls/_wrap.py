@@ -14,25 +14,26 @@ import jax
 import numpy as np
 import torch
 
+from jtbridge._compat import IMPORTED_BY_FAKE_TENSORS, Context, current_context, unwrap_compiled
+from jtbridge.backends import check_name, translates
+from jtbridge.core.dtypes import argument_dtypes
+from jtbridge.core.fork import check_not_forked
+from jtbridge.core.imports import import_whole
 from jtbridge.core.messages import kind_of
+from jtbridge.core.nested_calls import is_inside, marked
+from jtbridge.core.partials import PartialCall
+from jtbridge.core.pickling import reduced
+from jtbridge.core.random_numbers import check_key
+from jtbridge.core.signature import Signature, flatten_arguments
+from jtbridge.errors import ArgumentError, JtbridgeError
 
-from ._compat import IMPORTED_BY_FAKE_TENSORS, Context, current_context, unwrap_compiled
 from ._config import backend_or, check_islands, islands_or, verify_or
-from .backends import check_name, translates
-from .calls.eager import call_directly, call_now
-from .core.dtypes import argument_dtypes
-from .core.fork import check_not_forked
-from .core.imports import import_whole
-from .core.nested_calls import is_inside, marked
-from .core.partials import PartialCall
-from .core.pickling import reduced
-from .core.random_numbers import check_key
-from .core.signature import Signature, flatten_arguments
-from .errors import ArgumentError, JtbridgeError
+from .eager import call_directly, call_now
 
 if TYPE_CHECKING:
-    from .calls.traced import TracedCalls
-    from .core.functions import TracedFunction
+    from jtbridge.core.functions import TracedFunction
+
+    from .traced import TracedCalls
 
 
 class Wrapped:
@@ -142,7 +143,7 @@ class Wrapped:
     @functools.cached_property
     def _traced(self) -> TracedCalls:
         import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.calls.traced")
-        from .calls.traced import TracedCalls  # a slow import: it includes capture and translation
+        from .traced import TracedCalls  # a slow import: it includes capture and translation
 
         return TracedCalls(self._fn, self._name, self._options, self._notices)
 
