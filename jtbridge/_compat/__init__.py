@@ -185,7 +185,6 @@ from ._torch_library import (
     with_autograd,
 )
 from ._torch_modes import (
-    apart,
     functorch_depth,
     has_torch_modes,
     hidden_from_modes,
@@ -195,6 +194,7 @@ from ._torch_modes import (
     outside_functorch,
     outside_modes,
     outside_traces,
+    run_outside_transforms,
 )
 from ._tracing import (
     TRACING,

@@ -23,12 +23,12 @@ from ._torch_modes import outside_function_modes, outside_modes
 __all__ = ["COND", "WHILE_LOOP", "control_flow_outside_modes", "control_flow_uncompiled"]
 
 
-class _Thread(threading.local):
+class _ControlFlowSettings(threading.local):
     is_uncompiled = False  # whether this thread calls the operators without compiling them
     before: tuple[Callable[[], None], ...] | None = None  # called before an operator that runs outside all modes
 
 
-_HERE = _Thread()
+_HERE = _ControlFlowSettings()
 
 
 @contextlib.contextmanager

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 
-class _Thread(threading.local):
+class _FlexAttentionSettings(threading.local):
     in_operators = False  # whether this thread traces calls as operators
     is_uncompiled = False  # whether this thread calls the operator without compiling it
 
 
-_HERE = _Thread()
+_HERE = _FlexAttentionSettings()
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def _push(dispatch: list[Any], functions: list[Any]) -> None:
         overrides._push_mode(mode)
 
 
-def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def run_outside_transforms(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function, which needs values, run outside of torch.func transforms and of modes without values."""
 
     @functools.wraps(function)

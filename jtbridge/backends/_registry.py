@@ -159,10 +159,10 @@ def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) 
 
 def _warn_of_call(fn: TorchFunction, backend: Backend, refused: str) -> None:
     """Warn, once per wrapped function, that it is called because it cannot be translated."""
-    notices = fn.base.notices
-    if "called" in notices:
+    warnings_given = fn.base.warnings_given
+    if "called" in warnings_given:
         return
-    notices.add("called")
+    warnings_given.add("called")
     warn_user(
         f'`{fn.base.name}` is called through backend "{backend.name}", which is slower than a translation: {refused}. '
         f'Choose backend="{backend.name}" to do so without this warning.',

@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.interpreters import mlir
 
-from jtbridge._compat import apart, is_divided, replicated
+from jtbridge._compat import is_divided, replicated, run_outside_transforms
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.gpu_errors import add_host_note
 from jtbridge.core.host_memory import placed, reader, writer
@@ -48,7 +48,7 @@ class CallbackBackend(Backend):
             ) from error
         return replicated(ctx, results) if is_divided(ctx) else results
 
-    @apart
+    @run_outside_transforms
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outs = numpy_callback(fn, as_is=True)(*arrays)
         return placed(outs, arrays)

@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from jtbridge._compat import apart, buffer_call, is_divided, is_exported, is_for_one_device
+from jtbridge._compat import buffer_call, is_divided, is_exported, is_for_one_device, run_outside_transforms
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
@@ -50,7 +50,7 @@ class DlpackBackend(Backend):
         callback = gpu_callback(fn) if gpu else buffer_callback(fn)
         return buffer_call(ctx, callback, operands, gpu=gpu, always=has_assumed_empty_results(fn))
 
-    @apart
+    @run_outside_transforms
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # Each tensor is a view of JAX's memory. `fn` copies an argument that the user's function writes to.
         outs = runner(fn)(lambda: [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays])

@@ -20,7 +20,7 @@ from jtbridge.core.dtypes import argument_dtypes
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.imports import import_whole
 from jtbridge.core.messages import kind_of
-from jtbridge.core.nested_calls import is_inside, marked
+from jtbridge.core.nested_calls import is_inside, setting_inside
 from jtbridge.core.partials import PartialCall
 from jtbridge.core.pickling import reduced
 from jtbridge.core.random_numbers import check_key
@@ -52,14 +52,14 @@ class Wrapped:
         self._partial = PartialCall(fn, _unwrapped) if isinstance(fn, functools.partial) else None
         self._fn = self._partial or unwrap_compiled(fn)
         self._name = _name_of(self.function)
-        self._marked = marked(self._fn)
+        self._torch_function = setting_inside(self._fn)
         self._takes_rng = _has_signature(self._fn) and "rng" in inspect.signature(self._fn).parameters
         self._options = options
         # Whether no option asks for work before or after the call of torch: see `call_directly`.
         self._is_simple = not (
             self._partial or options["return_mutated"] or options["effects"] or options["output_shapes"] is not None
         )
-        self._notices: set[str] = set()  # keys of the warnings already given about this function
+        self._warnings_given: set[str] = set()  # keys of the warnings already given about this function
         self._clean_runs: set[Any] = set()  # see `row_by_row_if_needed`
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
@@ -68,7 +68,7 @@ class Wrapped:
         check_not_forked(self._name)
         context = current_context()
         if context is Context.EAGER and self._is_simple and not kwargs and self.backend == "auto":
-            result = call_directly(self._marked, self._name, args)
+            result = call_directly(self._torch_function, self._name, args)
             if result is not NotImplemented:
                 return result
         if context is Context.EAGER or (context is Context.TRANSFORMED and not self.ordered):
@@ -145,7 +145,7 @@ class Wrapped:
         import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.calls.traced")
         from .traced import TracedCalls  # a slow import: it includes capture and translation
 
-        return TracedCalls(self._fn, self._name, self._options, self._notices)
+        return TracedCalls(self._fn, self._name, self._options, self._warnings_given)
 
     def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[TracedFunction, list[jax.Array]]:
         """Return the traced function for a call, and the flat arrays to call it with."""
@@ -208,7 +208,7 @@ class Wrapped:
             keep_int32=self._options["int32"] == "keep",
             return_mutated=self._options["return_mutated"],
             output_shapes=self._options["output_shapes"],
-            notices=self._notices,
+            warnings_given=self._warnings_given,
             clean_runs=self._clean_runs,
             capture=lambda signature, seeded: self._traced.capture(signature, seeded),
         )

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from jtbridge._compat import answered_fake, apart, watch_questions
+from jtbridge._compat import answered_fake, run_outside_transforms, watch_questions
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
@@ -16,7 +16,7 @@ from ._request import AbstractResult, TraceRequest, Trial
 from ._strategies import STRATEGIES
 
 
-@apart
+@run_outside_transforms
 def infer(request: TraceRequest) -> AbstractResult:
     """Infer the result types and the traits of a function by the first strategy that succeeds.
 

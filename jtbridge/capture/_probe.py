@@ -35,8 +35,8 @@ def probe_vmap(fn: Vmap) -> None:
     reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn))
     if reason is None:
         return
-    if SEQUENTIAL not in traced.notices:
-        traced.notices.add(SEQUENTIAL)
+    if SEQUENTIAL not in traced.warnings_given:
+        traced.warnings_given.add(SEQUENTIAL)
         warn_user(
             f"torch.vmap cannot batch `{traced.name}` ({reason}), so its rows run one after another inside one call. "
             "The results are the same; it is slower. Write the function for a batch, or use operators that torch.vmap "

@@ -11,7 +11,7 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import SharedTensor, apart, is_lazy
+from jtbridge._compat import SharedTensor, is_lazy, run_outside_transforms
 from jtbridge.errors import ArgumentError, DeviceError
 
 from .array_types import ArrayType, has_values, is_dense, kind_of_layout
@@ -125,7 +125,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, _ITERATORS))
 
 
-@apart
+@run_outside_transforms
 def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] = lambda: "a tensor") -> jax.Array:
     """Return a tensor as a JAX array; `describe` names it in errors. See :func:`to_jax`."""
     if not is_dense(tensor):

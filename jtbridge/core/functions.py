@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jax.core
 import torch
 
-from jtbridge._compat import TRACING, apart, writes
+from jtbridge._compat import TRACING, run_outside_transforms, writes
 from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
 
 from . import random_numbers
@@ -127,7 +127,7 @@ class TracedFunction(TorchFunction):
     graph: Any = None  # the captured graph, if there is one already
     batched: tuple[int, ...] = ()  # inputs whose first axis is a batch of independent rows; all results have it then
     fuses_chains: bool = False  # whether chains of operators in its graphs become fused operators, for kernels
-    notices: set[str] = dataclasses.field(default_factory=set)  # keys of the warnings already given
+    warnings_given: set[str] = dataclasses.field(default_factory=set)  # keys of the warnings already given
     guard: Any = None  # a `StateGuard`: restores the state that the function changes while it is traced
     trials: Sequence[Any] = ()  # the strategies tried to find the result types, for `explain`
 
@@ -188,7 +188,7 @@ class TracedFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
-    @apart
+    @run_outside_transforms
     def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False) -> Any:
         """Return the result of `trace`, which traces this function or a derivative; restore the state that it changes.
 

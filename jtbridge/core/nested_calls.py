@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import Context, apart, current_context, is_transforming, refusing_jax, with_autograd
+from jtbridge._compat import (
+    Context,
+    current_context,
+    is_transforming,
+    refusing_jax,
+    run_outside_transforms,
+    with_autograd,
+)
 from jtbridge.errors import JaxCallError
 
 from .messages import text_of
@@ -27,7 +34,7 @@ _LEAST_NORMAL = sys.float_info.min
 _OF_JAX = re.compile("requires ndarray or scalar arguments|Error interpreting argument|is not a valid JAX type")
 
 
-def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., Any]:
+def setting_inside(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., Any]:
     """Return `call`, the user's torch function, with :func:`is_inside` true on its thread while it runs.
 
     With `inside` false, `call` is the user's JAX function, and :func:`is_inside` is false.
@@ -75,7 +82,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
     XLA's threads treat subnormal numbers as zero. The callback treats them as the thread that calls this function does.
     """
     refusing = refusing_jax(_jax_call_error, callback)
-    apart_from_modes = apart(refusing)
+    outside = run_outside_transforms(refusing)
     flushes = _flushes_subnormals()
 
     def run(*args: Any) -> Any:
@@ -86,7 +93,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
             torch.set_flush_denormal(flushes)
         try:
             with with_autograd():  # this thread may run the implementation of an operator, where autograd is off
-                return apart_from_modes(*args) if is_transforming() else refusing(*args)
+                return outside(*args) if is_transforming() else refusing(*args)
         finally:
             if switched:
                 torch.set_flush_denormal(not flushes)

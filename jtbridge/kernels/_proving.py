@@ -37,7 +37,7 @@ OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] |
 )
 
 
-class Unproven(Exception):
+class NoKernelCalled(Exception):
     """The program of a kernel does not call a Triton kernel."""
 
 
@@ -120,7 +120,7 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
 def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
     program = jax.jit(lambda *xs: list(primitive.kernel(*xs))).lower(*arrays)
     if not interpreting() and "triton_kernel_call" not in program.as_text():
-        raise Unproven("its program does not call a Triton kernel")
+        raise NoKernelCalled("its program does not call a Triton kernel")
     return jax.block_until_ready(program.compile()(*arrays))
 
 

@@ -37,11 +37,11 @@ class Stale:
     """Tensors that an earlier call of a module computed from its own parameters, such as caches.
 
     Attributes:
-        kept: the tensors that the copy holds too.
+        copied: the tensors that the copy holds too.
         dropped: the names of attributes that are None in the copy, and the keys of dicts that the copy does not have.
     """
 
-    kept: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    copied: list[torch.Tensor] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ class _Copier:
             return value
         if isinstance(value, torch.Tensor):
             if self._is_stale(value):
-                self._stale.kept.append(value)
+                self._stale.copied.append(value)
             return self._replaced.get(id(value), value)
         known = self._copies.get(id(value))
         if known is not None:
@@ -193,7 +193,7 @@ class _Copier:
                 if isinstance(one, torch.nn.Module) or id(one) in self._replaced:
                     return True
                 if self._is_stale(one):
-                    self._stale.kept.append(one)
+                    self._stale.copied.append(one)
                 parts = [part for part in self._parts(one) if type(part) not in _ATOMS and id(part) not in seen]
                 seen.update(map(id, parts))
                 found += parts

@@ -102,7 +102,7 @@ class Run:
         with (
             gradients_required(trained.values()),  # under `jax.grad` they already do
             without_cached_weights(),
-            RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
+            RefuseOwnTensors(self.__name__, everything, given.values(), stale.copied, trained),
             RefuseWrites(self.__name__, converted) if converted else contextlib.nullcontext(),
         ):
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]

@@ -23,7 +23,7 @@ from jtbridge._compat import (
     outside_functorch,
 )
 from jtbridge.core.messages import kind_of
-from jtbridge.core.nested_calls import is_inside, marked
+from jtbridge.core.nested_calls import is_inside, setting_inside
 from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 
@@ -59,7 +59,7 @@ class BoundFunction(JaxFunction):
     """The flat form of a user's function for the trees and static values of one signature."""
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: Arguments, x64: bool):
-        self._user_function = marked(function, inside=False)
+        self._user_function = setting_inside(function, inside=False)
         self._arguments = arguments
         self._trees: dict[Types, Any] = {}
         super().__init__(name, self._flat, x64)

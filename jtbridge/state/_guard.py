@@ -43,14 +43,14 @@ class StateGuard:
         purity: "error", "warn" or "allow": the reaction if the function writes to state, or draws from a global
             generator.
         ordered: whether the function has ordered effects: the state is then restored without an error or a warning.
-        notices: the warnings already given about the function.
+        warnings_given: the warnings already given about the function.
     """
 
     name: str
     roots: tuple[tuple[str, Any], ...]
     purity: str = "error"
     ordered: bool = False
-    notices: set[str] = dataclasses.field(default_factory=set)
+    warnings_given: set[str] = dataclasses.field(default_factory=set)
     _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
     _drew_nothing: bool = dataclasses.field(default=False, init=False)  # whether a watched run drew nothing
     _writes: bool = dataclasses.field(default=False, init=False)  # whether an earlier run wrote more than constants
@@ -279,8 +279,8 @@ class StateGuard:
     def _report(self, error: type[JtbridgeError], message: str, cause: BaseException | None = None) -> None:
         if self.purity == "error":
             raise error(message) from cause
-        if self.purity == "warn" and message not in self.notices:
-            self.notices.add(message)
+        if self.purity == "warn" and message not in self.warnings_given:
+            self.warnings_given.add(message)
             warn_user(message, PurityWarning)
 
     def _message(self, written: Sequence[Change | str]) -> str:

@@ -14,7 +14,7 @@ from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.forward_mode import FORWARD_MODE
 from jtbridge.core.messages import first_line, text_of
-from jtbridge.core.nested_calls import marked
+from jtbridge.core.nested_calls import setting_inside
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError
@@ -56,7 +56,7 @@ class Jvp(Derived):
     def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
         return tuple(self.fn.out_types[o] for o in self.outs)
 
-    @marked
+    @setting_inside
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if not self._may_use_forward_mode(tensors):
             with differentiable_norms(self):
@@ -73,7 +73,7 @@ class Jvp(Derived):
             self.base.cache.double_reverse.add(self)
             return result
 
-    @marked
+    @setting_inside
     def by_gradient(self, *tensors: torch.Tensor) -> Tensors:
         """Compute the product as the transpose of the gradient, for a comparison with forward mode."""
         with differentiable_norms(self):

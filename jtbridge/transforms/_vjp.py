@@ -22,7 +22,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.loans import lent
-from jtbridge.core.nested_calls import marked
+from jtbridge.core.nested_calls import setting_inside
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.second_gradients import as_variable
 from jtbridge.triton import intercepted_launches
@@ -63,7 +63,7 @@ class Vjp(Derived):
     def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
         return tuple(self.fn.in_types[i] for i in self.wrt)
 
-    @marked
+    @setting_inside
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         refuse_once_differentiable(self.base, self.order)
         count = len(self.fn.in_types)
@@ -76,7 +76,7 @@ class Vjp(Derived):
                 grads = self.by_autograd(primals, cotangents)[1]
         return tuple(conjugate(grad) for grad in grads)
 
-    @marked
+    @setting_inside
     def by_autograd(
         self,
         primals: Tensors,

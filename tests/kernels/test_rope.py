@@ -162,6 +162,7 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
     x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
     assert unsupported_reason(cos, cos, x) is None
     assert unsupported_reason(cos, cos, x[:0]) == "`x` has no elements"
+    assert unsupported_reason(cos, cos, x, x[:0]) == "`k` has no elements"
     assert unsupported_reason(cos, cos, x, x.astype("float16")) == "`q` is float32 and `k` is float16"
     assert unsupported_reason(cos.astype(int), cos, x) == "`cos` is int32, the kernel takes float32, bfloat16, float16"
     assert rope(x[:0], cos, cos).shape == (0, 2, 3, 4)
@@ -181,7 +182,7 @@ def test_what_is_refused():
     ):
         rope(x[..., :3], cos, cos)
     with pytest.raises(
-        ValueError, match=r"^`k` has shape \(1, 2, 2, 4\), expected that of `q`, \(1, 2, 3, 4\), but for"
+        ValueError, match=r"^`k` has shape \(1, 2, 2, 4\), expected that of `q`, \(1, 2, 3, 4\), except for"
     ):
         rope_qk(x, x[:, :, :2], cos, cos)
     with pytest.raises(ValueError, match=r"^`sin` has shape \(2, 4\), expected \(3, 4\) or \(1, 3, 4\) for `x` of"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.lowerings.indexing._out_of_range import no_number
+from jtbridge.lowerings.indexing._out_of_range import invalid_value
 
 from .harness import check
 
@@ -166,5 +166,5 @@ def test_a_division_of_integers_by_zero_is_no_number(function, dtype: torch.dtyp
         function(a, b)
     with jax.enable_x64(True):
         found = jax.jit(jtbridge.wrap(function))(*map(jtbridge.to_jax, (a, b)))
-    invalid = no_number(found.dtype)
+    invalid = invalid_value(found.dtype)
     assert found.tolist() == [invalid, function(a[1], b[1]).item(), invalid]

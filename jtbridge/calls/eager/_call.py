@@ -15,7 +15,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import argument_dtypes
 from jtbridge.core.functions import TracedFunction
-from jtbridge.core.nested_calls import marked
+from jtbridge.core.nested_calls import setting_inside
 from jtbridge.core.output_shapes import check_declared, declared_types
 from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
 from jtbridge.errors import DeviceError
@@ -64,7 +64,7 @@ def call_now(
     keep_int32: bool,
     return_mutated: bool,
     output_shapes: Any,
-    notices: set[str],
+    warnings_given: set[str],
     clean_runs: set[Any],
     capture: Callable[[Signature, bool], TracedFunction],
 ) -> Any:
@@ -79,7 +79,7 @@ def call_now(
         keep_int32: whether `fn` gets int32 arrays as int32 tensors.
         return_mutated: whether to return the new values of mutated arguments too.
         output_shapes: a tree of the shapes and dtypes that the result must have, or None.
-        notices: keys of the warnings already given about the function.
+        warnings_given: keys of the warnings already given about the function.
         clean_runs: the kinds of batches and derivatives whose last run succeeded without side effects.
         capture: makes the traced function from a signature and whether the call has a key.
 
@@ -106,13 +106,13 @@ def call_now(
     operands = [*arrays, random_numbers.seed_from_key(rng)] if seeded else arrays
     function = EagerFunction(
         name,
-        marked(rebuild_call(fn, signature)),
+        setting_inside(rebuild_call(fn, signature)),
         (*types, _SEED) if seeded else types,
         casts,
         seeded=seeded,
         argument_names=names,
         capture=lambda: capture(signature, seeded),
-        notices=notices,
+        warnings_given=warnings_given,
         clean_runs=clean_runs,
         roots=lambda: (("", fn), *static_arguments(fn, signature)),
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import ArrayImpl, Primitive, apart, call_aval
+from jtbridge._compat import ArrayImpl, Primitive, call_aval, run_outside_transforms
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
@@ -64,7 +64,7 @@ def _is_token(array: jax.Array) -> bool:
     return not array.size and array.dtype == np.uint8
 
 
-@apart
+@run_outside_transforms
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     """Return the results of a function on concrete arrays, under this thread's settings of torch."""
     arrays = as_arrays(operands)
@@ -82,7 +82,7 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
 
     with without_side_effects(eager_function(fn)) if fn.order else contextlib.nullcontext():
         results = row_by_row_if_needed(fn, once)
-    return exported(results, arrays, fn)
+    return results_to_jax(results, arrays, fn)
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def without_side_effects(base: EagerFunction) -> Iterator[None]:
     )
 
 
-@apart
+@run_outside_transforms
 def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
     """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run.
 
@@ -157,7 +157,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
     return results, graph
 
 
-def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunction) -> list[jax.Array]:
+def results_to_jax(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunction) -> list[jax.Array]:
     """Return results of `fn` as arrays on the device of the arguments.
 
     The list `results` is emptied, so that an array can take over the memory of its tensor.
@@ -196,7 +196,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         base.clean_runs.discard(batch)
         is_kept = isinstance(error, KeptTensorError)
         if is_kept:
-            base.notices.add(_KEEPS_TENSORS)
+            base.warnings_given.add(_KEEPS_TENSORS)
         if before is None:
             before = StateBeforeRun(base.name, base.roots())
             if is_kept:
@@ -206,8 +206,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         else:
             with before.undo():
                 result = once()
-        if SEQUENTIAL not in base.notices:
-            base.notices.add(SEQUENTIAL)
+        if SEQUENTIAL not in base.warnings_given:
+            base.warnings_given.add(SEQUENTIAL)
             warn_user(
                 f"torch.vmap cannot batch `{base.name}` ({summary_of(error)}), so its rows run one after another. The "
                 "results are the same; it is slower. Write the function for a batch, or use operators that torch.vmap "
@@ -215,7 +215,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if is_clean and _KEEPS_TENSORS not in base.notices and len(base.clean_runs) < _MOST_CLEAN_RUNS:
+    if is_clean and _KEEPS_TENSORS not in base.warnings_given and len(base.clean_runs) < _MOST_CLEAN_RUNS:
         base.clean_runs.add(batch)
     return result
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import Context, add_linearization, apart, current_context
+from jtbridge._compat import Context, add_linearization, current_context, run_outside_transforms
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.messages import text_of
 from jtbridge.core.positions import replaced
@@ -48,12 +48,12 @@ from ._arrays import Placement, copied_tensor
 from ._common import (
     as_arrays,
     escapes_vmap,
-    exported,
     is_batched,
     is_symbolic_zero,
     lower_as,
     primitive_of_several_results,
     result_avals,
+    results_to_jax,
     run,
     run_recorded,
     token_aval,
@@ -193,7 +193,7 @@ def _by_kept_graph(
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(dys, outputs, strict=True)]
     del dys
-    return exported(results, like, of)
+    return results_to_jax(results, like, of)
 
 
 def _by_two_pullbacks(
@@ -304,7 +304,7 @@ def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any, spread
     return traced(forward, [*args[:count], *args[count + 1 :]])
 
 
-eager_linear_p.def_impl(apart(_linear_impl))
+eager_linear_p.def_impl(run_outside_transforms(_linear_impl))
 eager_linear_p.def_abstract_eval(lambda *avals, forward, **_: result_avals(forward, avals))
 mlir.register_lowering(eager_linear_p, lower_as(_linear_traced))
 ad.primitive_jvps[eager_linear_p] = _linear_jvp
@@ -347,7 +347,7 @@ def _gradients(
         return run(fn, [*x, *ct])
     grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
     del cotangents
-    return exported(grads, x, fn)
+    return results_to_jax(grads, x, fn)
 
 
 def _recorded_gradients(
@@ -456,7 +456,7 @@ def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, spread: Any, 
     return [*traced(fn, _without(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
 
 
-eager_pullback_p.def_impl(apart(_pullback_impl))
+eager_pullback_p.def_impl(run_outside_transforms(_pullback_impl))
 eager_pullback_p.def_abstract_eval(lambda *avals, fn, batch, **_: [*result_avals(fn, avals), token_aval(batch, avals)])
 mlir.register_lowering(eager_pullback_p, lower_as(_pullback_traced))
 ad.primitive_jvps[eager_pullback_p] = _pullback_jvp

@@ -15,7 +15,7 @@ from jtbridge.core.debug import wanted_checks
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import COPIED
-from ._common import exported
+from ._common import results_to_jax
 from ._function import EagerFunction
 from ._graph import refuse_other_graphs
 
@@ -80,4 +80,4 @@ def call_directly(fn: Callable[..., Any], name: str, args: tuple[Any, ...]) -> A
     function = EagerFunction(name, fn)
     tensors = list(function.flatten(out))
     del out
-    return function.unflatten(exported(tensors, list(args), function))
+    return function.unflatten(results_to_jax(tensors, list(args), function))

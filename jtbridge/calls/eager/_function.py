@@ -79,7 +79,7 @@ class EagerFunction(TorchFunction):
         seeded: whether the last input is a seed.
         argument_names: the names of the array arguments if the new values of mutated arguments are results; else None.
         capture: makes the traced function.
-        notices: keys of the warnings already given about the function.
+        warnings_given: keys of the warnings already given about the function.
         clean_runs: the kinds of batches and derivatives whose last run succeeded without side effects.
         roots: returns the objects through which the function reaches its state, with their names.
 
@@ -99,11 +99,11 @@ class EagerFunction(TorchFunction):
         seeded: bool = False,
         argument_names: tuple[str, ...] | None = None,
         capture: Callable[[], TracedFunction] | None = None,
-        notices: set[str] | None = None,
+        warnings_given: set[str] | None = None,
         clean_runs: set[Any] | None = None,
         roots: Callable[[], tuple[tuple[str, Any], ...]] = tuple,
     ):
-        self.notices = set() if notices is None else notices
+        self.warnings_given = set() if warnings_given is None else warnings_given
         self.clean_runs = set() if clean_runs is None else clean_runs
         self.roots = roots
         self.name = name

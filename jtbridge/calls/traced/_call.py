@@ -23,7 +23,7 @@ from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.module_locks import module_locks
-from jtbridge.core.nested_calls import marked
+from jtbridge.core.nested_calls import setting_inside
 from jtbridge.core.signature import (
     Signature,
     argument_names,
@@ -60,15 +60,15 @@ class TracedCalls:
         fn: the torch function.
         name: the name of the function, for messages.
         options: the options of :func:`jtbridge.wrap`.
-        notices: keys of the warnings already given about the function.
+        warnings_given: keys of the warnings already given about the function.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, options: dict[str, Any], notices: set[str]):
+    def __init__(self, fn: Callable[..., Any], name: str, options: dict[str, Any], warnings_given: set[str]):
         self._fn = fn
         self._name = name
         self._options = options
         self._ordered = options["effects"] == "ordered"
-        self._notices = notices
+        self._warnings_given = warnings_given
         self._numbers = NumberWatch()
         # Caches of traced functions: one for each outermost JAX trace, as long as that trace lasts; and one for eager
         # calls of a backend that translates, until `clear`.
@@ -195,7 +195,7 @@ class TracedCalls:
                 cache[key] = traced = with_constants(traced) if translating else traced
                 traced.guard.remember()
             if traced.constants:
-                warn_of_literals(self._name, self._notices)
+                warn_of_literals(self._name, self._warnings_given)
             while len(cache) > _MAX_TRACED:
                 cache.popitem(last=False)
         elif cache is self.outside_traces:
@@ -303,7 +303,7 @@ class TracedCalls:
             return_mutated=return_mutated,
             residuals=self._options["residuals"],
             repeated_blocks=self._options["repeated_blocks"],
-            notices=self._notices,
+            warnings_given=self._warnings_given,
             guard=request.guard,
             trials=found.trials,
             batched=batched,
@@ -320,11 +320,11 @@ class TracedCalls:
             (("", self._fn), *static_arguments(self._fn, signature)),
             self._options["purity"],
             ordered=self._ordered,
-            notices=self._notices,
+            warnings_given=self._warnings_given,
         )
         return TraceRequest(
             name=self._name,
-            call=marked(rebuild_call(self._fn, signature)),
+            call=setting_inside(rebuild_call(self._fn, signature)),
             shapes=tuple(shape for shape, _ in signature.types),
             dtypes=self._torch_dtypes(signature),
             state=state,

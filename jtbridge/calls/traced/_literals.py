@@ -13,21 +13,21 @@ _LIMIT = 16 << 20  # bytes
 _KEY = "constants"
 
 
-def warn_of_literals(name: str, notices: set[str]) -> None:
+def warn_of_literals(name: str, warnings_given: set[str]) -> None:
     """Warn once about a function if the program that is traced now closes over large tensors.
 
     Args:
         name: the name of the function.
-        notices: keys of the warnings already given about the function.
+        warnings_given: keys of the warnings already given about the function.
     """
     trace = outermost_trace()
-    if _KEY in notices or trace is None or traced_for(trace) != "jit":
+    if _KEY in warnings_given or trace is None or traced_for(trace) != "jit":
         return
     if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):  # JAX passes closed-over arrays as arguments
         return
     size = closed_over_bytes()
     if size > _LIMIT:
-        notices.add(_KEY)
+        warnings_given.add(_KEY)
         warn_user(
             f"`{name}` closes over {size / 1e6:.0f} MB of tensors in a program of `jit`, and `jit` writes them "
             "into the program as literals: it takes several times their memory, and long to compile. Pass them as "

@@ -24,19 +24,19 @@ _aten = torch.ops.aten
 
 
 def _forward(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool, apart: bool
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool, factor_is_x: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    h, rstd = _wide_normalized(x, eps, apart)
+    h, rstd = _wide_normalized(x, eps, factor_is_x)
     if rounded:
         return _aten.mul.Tensor(weight, cast(h, x.dtype)), rstd
     return cast(_aten.mul.Tensor(h, _scale(weight, offset)), x.dtype), rstd
 
 
-def _wide_normalized(x: torch.Tensor, eps: float, apart: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide_normalized(x: torch.Tensor, eps: float, factor_is_x: bool) -> tuple[torch.Tensor, torch.Tensor]:
     x32 = wide(x)
     mean = _aten.mean.dim(_aten.pow.Tensor_Scalar(x32, 2), [-1], True)
     rstd = _aten.rsqrt.default(_aten.add.Tensor(mean, eps))
-    return _aten.mul.Tensor(x if apart else x32, rstd), rstd
+    return _aten.mul.Tensor(x if factor_is_x else x32, rstd), rstd
 
 
 def _scale(weight: torch.Tensor, offset: float) -> torch.Tensor:
@@ -51,7 +51,7 @@ def _backward(
     eps: float,
     offset: float,
     rounded: bool,
-    apart: bool,
+    factor_is_x: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the gradients as torch's autograd does for the chain, operator by operator."""
     x32 = wide(x)
@@ -63,7 +63,7 @@ def _backward(
     else:
         by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
         by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
-    if not apart:
+    if not factor_is_x:
         return cast(by_normalized(by_h, x32, rstd), x.dtype), by_weight
     by_factor, by_base = (cast(part, x.dtype) for part in _parts(by_h, x32, rstd))
     return _aten.add.Tensor(by_factor, by_base), by_weight
@@ -90,7 +90,7 @@ def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 rms_norm = with_backward(
     "rms_norm",
     "Tensor x, Tensor weight",
-    "float eps, float offset, bool rounded, bool apart",
+    "float eps, float offset, bool rounded, bool factor_is_x",
     forward=_forward,
     backward=_backward,
     fake=_fake,
@@ -100,7 +100,7 @@ rms_norm = with_backward(
 
 
 def _unscaled_forward(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    h, rstd = _wide_normalized(x, eps, apart=False)
+    h, rstd = _wide_normalized(x, eps, factor_is_x=False)
     return cast(h, x.dtype), rstd
 
 
@@ -128,11 +128,11 @@ def _operator(
     *,
     offset: float = 0.0,
     rounded: bool = False,
-    apart: bool = False,
+    factor_is_x: bool = False,
 ) -> Match:
     matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
     matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
-    return lambda: rms_norm(x, weight, eps, offset, rounded, apart)[0]
+    return lambda: rms_norm(x, weight, eps, offset, rounded, factor_is_x)[0]
 
 
 def _unscaled(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
@@ -193,7 +193,7 @@ def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> M
     x32, eps = match_reciprocal_rms(matcher, rstd)
     x = matcher.unwidened(x32)
     matcher.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
-    return _operator(matcher, x, weight, eps, rounded=True, apart=factor is not x32)
+    return _operator(matcher, x, weight, eps, rounded=True, factor_is_x=factor is not x32)
 
 
 def in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match:

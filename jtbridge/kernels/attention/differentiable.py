@@ -221,7 +221,10 @@ def _launched(
         absent if seeds is None else seeds,
         *more,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
-        candidates=[configurations.default(table, entry, target(), settings.mask == "additive"), *table[entry]],
+        candidates=[
+            configurations.default(table, entry, target(), settings.mask == "additive"),
+            *table[entry],
+        ],
         problem={
             "dtype": str(query.dtype),
             "programs": size(batch * heads),

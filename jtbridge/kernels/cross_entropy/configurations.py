@@ -57,15 +57,15 @@ def candidates_forward(n: int) -> list[Forward]:
     They have half or twice the pieces, or half or twice the lanes with the same number of lanes per warp. With more
     warps for the same lanes, several threads would share the pieces of a lane and exchange their maxima at every step.
     """
-    taken = default_forward(n)
-    pieces, lanes, warps = dataclasses.astuple(taken)
+    default = default_forward(n)
+    pieces, lanes, warps = dataclasses.astuple(default)
     others = (
         Forward(pieces // 2, lanes, warps),
         Forward(2 * pieces, lanes, warps),
         Forward(pieces, lanes // 2, warps // 2),
         Forward(pieces, 2 * lanes, 2 * warps),
     )
-    return [taken, *(c for c in others if c.pieces and c.warps and c.pieces * c.lanes <= next_power_of_2(n))]
+    return [default, *(c for c in others if c.pieces and c.warps and c.pieces * c.lanes <= next_power_of_2(n))]
 
 
 def candidates_backward(n: int) -> list[Backward]:
@@ -73,12 +73,12 @@ def candidates_backward(n: int) -> list[Backward]:
 
     They have half or twice the warps, for the same block, or for half or twice the block.
     """
-    taken = default_backward(n)
-    block, warps = dataclasses.astuple(taken)
+    default = default_backward(n)
+    block, warps = dataclasses.astuple(default)
     others = (
         Backward(block, warps // 2),
         Backward(block, 2 * warps),
         Backward(block // 2, warps // 2),
         Backward(2 * block, 2 * warps),
     )
-    return [taken, *(c for c in others if c.warps and _LEAST * 32 * c.warps <= c.block <= next_power_of_2(n))]
+    return [default, *(c for c in others if c.warps and _LEAST * 32 * c.warps <= c.block <= next_power_of_2(n))]

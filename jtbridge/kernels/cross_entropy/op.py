@@ -166,21 +166,21 @@ def _forward(logits: jax.Array, labels: jax.Array, **options: Any) -> list[jax.A
     from .triton_kernel import cross_entropy_forward
 
     of_row = jax.ShapeDtypeStruct(labels.shape, jnp.float32)
-    tried = candidates_forward(logits.shape[-1])
-    return _launched(cross_entropy_forward, tried, [of_row, of_row], logits, labels, **options)
+    candidates = candidates_forward(logits.shape[-1])
+    return _launched(cross_entropy_forward, candidates, [of_row, of_row], logits, labels, **options)
 
 
 def _backward(logits: jax.Array, *of_rows: jax.Array, **options: Any) -> list[jax.Array]:
     from .triton_kernel import cross_entropy_backward
 
     out_type = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
-    tried = candidates_backward(logits.shape[-1])
-    return _launched(cross_entropy_backward, tried, [out_type], logits, *of_rows, **options)
+    candidates = candidates_backward(logits.shape[-1])
+    return _launched(cross_entropy_backward, candidates, [out_type], logits, *of_rows, **options)
 
 
 def _launched(
     kernel: Any,
-    tried: Sequence[Forward] | Sequence[Backward],
+    candidates: Sequence[Forward] | Sequence[Backward],
     out_types: Sequence[jax.ShapeDtypeStruct],
     logits: jax.Array,
     *of_rows: jax.Array,
@@ -199,7 +199,7 @@ def _launched(
         logits,
         *of_rows,
         out_types=out_types,
-        candidates=tried,
+        candidates=candidates,
         problem={"dtypes": dtypes, "rows": size(rows), "n": size(n), "smoothed": smoothing > 0},
         launch_parameters=launch_parameters,
         # The labels of a timed launch are all 0. With `ignore_index=0` the kernel would not read any row.

@@ -23,4 +23,7 @@ def candidates() -> list[GatedConfiguration]:
 
     4 elements of float32 are 16 bytes.
     """
-    return [default(), *(GatedConfiguration(*each) for each in ((1024, 8), (2048, 4), (2048, 8), (4096, 8)))]
+    return [
+        default(),
+        *(GatedConfiguration(*each) for each in ((1024, 8), (2048, 4), (2048, 8), (4096, 8))),
+    ]

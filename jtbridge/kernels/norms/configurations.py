@@ -73,12 +73,12 @@ def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
     They have half or twice the warps, for the same number of rows, or for half or twice the rows. Where a row is read
     in pieces, the length of a piece is halved or doubled instead of the number of rows.
     """
-    taken = default_forward(rows, n)
-    if n > taken.block:
-        return _pieces(taken)
-    tile, block, warps = taken.tile, taken.block, taken.warps
+    default = default_forward(rows, n)
+    if n > default.block:
+        return _pieces(default)
+    tile, block, warps = default.tile, default.block, default.warps
     others = (tile, block, warps // 2), (tile, block, 2 * warps), (tile // 2, block, warps // 2)
-    return _fitting(taken, [*others, (2 * tile, block, 2 * warps)], rows, _LONGEST)
+    return _fitting(default, [*others, (2 * tile, block, 2 * warps)], rows, _LONGEST)
 
 
 def candidates_sums() -> list[NormConfiguration]:
@@ -92,25 +92,25 @@ def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguratio
     They have twice the warps, half or twice the rows and warps, or one stage less. Half the warps for the same rows
     would take all registers of a thread.
     """
-    taken = default_backward(rows, n, loaded)
-    tile, block, warps, stages = dataclasses.astuple(taken)
+    default = default_backward(rows, n, loaded)
+    tile, block, warps, stages = dataclasses.astuple(default)
     others = (
         (tile, block, 2 * warps, stages),
         (tile // 2, block, warps // 2, stages),
         (tile, block, warps, max(2, stages - 1)),
     )
     twice = 2 * tile, block, 2 * warps, min(stages, _stages(loaded * 2 * tile * block))
-    return _fitting(taken, [*others, twice], rows, _LONGEST_BACKWARD)
+    return _fitting(default, [*others, twice], rows, _LONGEST_BACKWARD)
 
 
-def _pieces(taken: NormConfiguration) -> list[NormConfiguration]:
-    block, warps = taken.block, taken.warps
+def _pieces(default: NormConfiguration) -> list[NormConfiguration]:
+    block, warps = default.block, default.warps
     others = (1, block, warps // 2), (1, block, 2 * warps), (1, block // 2, warps // 2), (1, 2 * block, 2 * warps)
-    return _fitting(taken, others, 1, _LONGEST)
+    return _fitting(default, others, 1, _LONGEST)
 
 
 def _fitting(
-    taken: NormConfiguration, others: Sequence[tuple[int, ...]], rows: int, most: int
+    default: NormConfiguration, others: Sequence[tuple[int, ...]], rows: int, most: int
 ) -> list[NormConfiguration]:
     """Return the default, and the others for which there are enough rows, warps and registers."""
 
@@ -123,7 +123,7 @@ def _fitting(
             and _LEAST <= elements // (32 * c.warps) <= _MOST
         )
 
-    return list(dict.fromkeys([taken, *filter(fits, (NormConfiguration(*each) for each in others))]))
+    return list(dict.fromkeys([default, *filter(fits, (NormConfiguration(*each) for each in others))]))
 
 
 def _warps(elements: int) -> int:

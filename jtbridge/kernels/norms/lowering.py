@@ -131,9 +131,9 @@ def _weighed(x: jax.Array, weight: jax.Array) -> bool:
 
 @register_lowering("jtbridge::rms_norm", node=True, kernel=True)
 def _scaled_rms_norm(
-    x: jax.Array, weight: jax.Array, eps: float, offset: float, rounded: bool, apart: bool, *, node: fx.Node
+    x: jax.Array, weight: jax.Array, eps: float, offset: float, rounded: bool, factor_is_x: bool, *, node: fx.Node
 ) -> Any:
-    del node, apart
+    del node, factor_is_x
     if not _weighed(x, weight):
         return NotImplemented
     return _normalized(x, weight, None, Norm(False, eps, offset, False, True, False, rounded))
@@ -148,12 +148,12 @@ def _scaled_rms_norm_backward(
     eps: float,
     offset: float,
     rounded: bool,
-    apart: bool,
+    factor_is_x: bool,
     *,
     node: fx.Node,
 ) -> Any:
     """Return the gradients. The kernel rounds once, where torch's operators in half precision round after each step."""
-    del node, rounded, apart
+    del node, rounded, factor_is_x
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented
     return _norm_gradients(grad, x, rstd, weight, Norm(False, eps, offset, False, True, False), (True, True))[:2]

@@ -194,8 +194,8 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     # The kernel does not read a missing array. Its parameter needs some array, so it gets x.
     residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
     rows = groups * group
-    tried = candidates_forward(rows, n)
-    whole = n <= tried[0].block
+    candidates = candidates_forward(rows, n)
+    whole = n <= candidates[0].block
     shared = any(array.shape[0] == 1 for array in others[norm.residual :]) or not (norm.weight or norm.bias)
     flags = {**_flags(norm), "rounded": norm.rounded}
 
@@ -213,7 +213,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             jax.ShapeDtypeStruct(x.shape if norm.residual else (1,), x.dtype),
             jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
         ],
-        candidates=tried,
+        candidates=candidates,
         problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
@@ -230,8 +230,8 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
     ct_h = next(given) if norm.residual else x
     groups, group, n = x.shape
     loaded = (2 + norm.residual) * x.dtype.itemsize
-    tried = candidates_backward(group, n, loaded)
-    sums = x if n <= tried[0].block else _row_sums(x, weight, statistics, ct, norm=norm)
+    candidates = candidates_backward(group, n, loaded)
+    sums = x if n <= candidates[0].block else _row_sums(x, weight, statistics, ct, norm=norm)
     count = norm.weight + norm.bias
     parts = programs(groups, group, n, count > 0)
     flags = {**_flags(norm), "per_group": norm.weight and weight.shape[0] > 1}
@@ -248,7 +248,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
             jax.ShapeDtypeStruct(x.shape, x.dtype),
             jax.ShapeDtypeStruct((groups, parts, count, n) if count else (1,), jnp.float32),
         ],
-        candidates=tried,
+        candidates=candidates,
         problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
         launch_parameters=launch_parameters,
     )
@@ -267,7 +267,7 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
     rows = groups * group
     shared = not norm.weight or weight.shape[0] == 1
     flags = {"centered": norm.centered, "has_weight": norm.weight}
-    tried = candidates_sums()
+    candidates = candidates_sums()
 
     def launch_parameters(c: NormConfiguration) -> LaunchParameters:
         shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
@@ -277,7 +277,7 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
         norm_backward_sums,
         *(x, weight, statistics, ct),
         out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
-        candidates=tried,
+        candidates=candidates,
         problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )

@@ -40,8 +40,8 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Ro
     They have half the heads; twice the warps; half or twice the tokens and warps; or twice the heads, with twice the
     warps or half the tokens. None has more elements for a thread than the default.
     """
-    taken = default(heads, tokens, half, interleaved)
-    h, t, w = dataclasses.astuple(taken)
+    first = default(heads, tokens, half, interleaved)
+    h, t, w = dataclasses.astuple(first)
     others = (
         (h // 2, t, w),
         (h, t, 2 * w),
@@ -60,7 +60,7 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Ro
             and elements >= _LEAST * 32 * c.warps
         )
 
-    return list(dict.fromkeys([taken, *filter(fits, (RopeConfiguration(*each) for each in others))]))
+    return list(dict.fromkeys([first, *filter(fits, (RopeConfiguration(*each) for each in others))]))
 
 
 def _held(interleaved: bool) -> int:

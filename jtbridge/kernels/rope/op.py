@@ -25,14 +25,18 @@ _LARGEST = 2**31
 
 def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
     """Return the reason that the kernel cannot run on arrays ``x[..., heads, tokens, d]``; None if it can."""
-    for name, array in [*(("x", x) for x in xs), ("cos", cos), ("sin", sin)]:
+    rotated = list(zip(("q", "k") if len(xs) > 1 else ("x",), xs, strict=False))
+    for name, array in [*rotated, ("cos", cos), ("sin", sin)]:
         if reason := unsupported_dtype(name, array.dtype, FLOATS):
             return reason
-    if any(x.dtype != xs[0].dtype for x in xs):
-        return f"`q` is {xs[0].dtype} and `k` is {xs[1].dtype}"
-    if any(0 in x.shape for x in xs):
-        return "`x` has no elements"
-    return None if math.prod(cos.shape[-2:]) < _LARGEST else "`cos` is larger than 2**31 elements"
+    name_of_first, first = rotated[0]
+    for name, x in rotated:
+        if x.dtype != first.dtype:
+            return f"`{name_of_first}` is {first.dtype} and `{name}` is {x.dtype}"
+    for name, x in rotated:
+        if 0 in x.shape:
+            return f"`{name}` has no elements"
+    return None if math.prod(cos.shape[-2:]) < _LARGEST else f"`cos` has {_LARGEST} or more elements for each batch row"
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False) -> jax.Array:

@@ -32,10 +32,10 @@ def default(rows: int, n: int) -> SoftmaxConfiguration:
 
 def candidates(rows: int, n: int) -> list[SoftmaxConfiguration]:
     """Return the configurations that tuning tries: the default, half and twice its warps, and one row per program."""
-    taken = default(rows, n)
-    tried = [
-        taken,
-        *(dataclasses.replace(taken, warps=w) for w in (taken.warps // 2, taken.warps * 2) if 1 <= w <= 16),
-        SoftmaxConfiguration(1, taken.block, warps(taken.block)),
+    first = default(rows, n)
+    found = [
+        first,
+        *(dataclasses.replace(first, warps=w) for w in (first.warps // 2, first.warps * 2) if 1 <= w <= 16),
+        SoftmaxConfiguration(1, first.block, warps(first.block)),
     ]
-    return list(dict.fromkeys(c for c in tried if c.tile * c.block <= 32 * c.warps * _HELD))
+    return list(dict.fromkeys(c for c in found if c.tile * c.block <= 32 * c.warps * _HELD))

@@ -13,7 +13,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing._out_of_range import no_number
+from jtbridge.lowerings.indexing._out_of_range import invalid_value
 
 from ._common import elementwise, number, operands, quotient, rounded
 
@@ -145,7 +145,7 @@ elementwise("fmod.Tensor", "fmod.Scalar", "prims::fmod")(_fmod)
 
 def _no_number_by_zero(result: jax.Array, divisor: jax.Array) -> jax.Array:
     """Replace the result of an integer division by 0, for which torch raises, by the dtype's invalid value."""
-    return jnp.where(divisor == 0, number(no_number(np.dtype(result.dtype)), np.dtype(result.dtype)), result)
+    return jnp.where(divisor == 0, number(invalid_value(np.dtype(result.dtype)), np.dtype(result.dtype)), result)
 
 
 def _integral(x: Any) -> bool:

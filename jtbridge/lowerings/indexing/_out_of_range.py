@@ -22,7 +22,7 @@ from jtbridge.core.dtypes import NO_INT64
 Places = tuple[Any, ...]
 
 
-def no_number(dtype: np.dtype) -> Any:
+def invalid_value(dtype: np.dtype) -> Any:
     """Return the invalid value of a dtype, which stands for a value that torch would not compute."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return complex(np.nan, np.nan)
@@ -34,16 +34,16 @@ def no_number(dtype: np.dtype) -> Any:
 
 
 def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
-    """Return the elements of `x` at indices; the value of :func:`no_number` where an index is out of range."""
-    return x.at[places].get(mode="fill", fill_value=no_number(x.dtype), wrap_negative_indices=wrap)
+    """Return the elements of `x` at indices; the value of :func:`invalid_value` where an index is out of range."""
+    return x.at[places].get(mode="fill", fill_value=invalid_value(x.dtype), wrap_negative_indices=wrap)
 
 
 def read_along(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     """Return elements at positions along an axis, one for each element of `index`; negative indices are invalid."""
     if x.shape[axis] == 0:
-        return jnp.full(index.shape, no_number(x.dtype), x.dtype)
+        return jnp.full(index.shape, invalid_value(x.dtype), x.dtype)
     inside = jnp.where(index < 0, jnp.asarray(x.shape[axis], index.dtype), index)
-    return jnp.take_along_axis(x, inside, axis, mode="fill", fill_value=no_number(x.dtype))
+    return jnp.take_along_axis(x, inside, axis, mode="fill", fill_value=invalid_value(x.dtype))
 
 
 def is_outside(shape: Sequence[int], places: Places, *, wrap: bool) -> jax.Array:
@@ -55,13 +55,13 @@ def is_outside(shape: Sequence[int], places: Places, *, wrap: bool) -> jax.Array
     return outside
 
 
-def no_number_if(outside: jax.Array, result: jax.Array) -> jax.Array:
+def invalid_if(outside: jax.Array, result: jax.Array) -> jax.Array:
     """Return `result`, or an array of the same shape that holds the invalid value, if `outside` is true.
 
     This is a branch, not a selection, so that `result` need not be copied.
     """
 
     def nothing(x: jax.Array) -> jax.Array:
-        return jnp.full_like(x, no_number(x.dtype))
+        return jnp.full_like(x, invalid_value(x.dtype))
 
     return lax.cond(outside, nothing, lambda x: x, result)

@@ -19,7 +19,7 @@ from jtbridge.lowerings._common import axis_of, convert, out_shape
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.shape._common import box, positions
 
-from ._out_of_range import no_number_if, read, read_along
+from ._out_of_range import invalid_if, read, read_along
 from ._places import along, at_axis
 from .scatter import checked_write
 
@@ -136,7 +136,7 @@ def _masked_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: b
     values = values.reshape((1,) * (before + 1 + after - values.ndim) + values.shape)
     count = jnp.sum(mask, dtype=jnp.int32)
     if values.shape[before] == 0:
-        return no_number_if(count > 0, x)
+        return invalid_if(count > 0, x)
     if values.shape[before] == 1:
         wrong_count = None
         values = values.reshape(*values.shape[:before], *(1,) * mask.ndim, *values.shape[before + 1 :])
@@ -148,7 +148,7 @@ def _masked_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: b
     mask = mask.reshape(*mask.shape, *(1,) * after)
     new = (x | values if x.dtype == bool else x + values) if accumulate else values
     result = jnp.where(mask, new, x)
-    return result if wrong_count is None else no_number_if(wrong_count, result)
+    return result if wrong_count is None else invalid_if(wrong_count, result)
 
 
 @register_lowering("_unsafe_masked_index", node=True)
@@ -176,11 +176,11 @@ def _masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arr
     shape = jnp.broadcast_shapes(x.shape, mask.shape)
     mask = jnp.broadcast_to(mask, shape)
     if source.size == 0:  # torch requires that the mask is all False then
-        return no_number_if(jnp.any(mask), jnp.broadcast_to(x, shape))
+        return invalid_if(jnp.any(mask), jnp.broadcast_to(x, shape))
     rank = jnp.cumsum(mask.reshape(-1), dtype=jnp.int64) - 1
     values = source.reshape(-1).at[rank].get(mode="clip", wrap_negative_indices=False)
     too_few = jnp.sum(mask, dtype=jnp.int64) > source.size
-    return no_number_if(too_few, jnp.where(mask, values.reshape(shape), x))
+    return invalid_if(too_few, jnp.where(mask, values.reshape(shape), x))
 
 
 @register_lowering("masked_scatter_backward")

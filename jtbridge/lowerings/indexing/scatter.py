@@ -18,7 +18,7 @@ from jtbridge.lowerings._common import axis_of, convert, opmath
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.shape._common import box
 
-from ._out_of_range import is_outside, no_number_if
+from ._out_of_range import invalid_if, is_outside
 from ._places import Places, along, at_axis
 
 
@@ -57,7 +57,7 @@ def _checked(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: b
     """
     if node is None or (node.meta.get("custom") or {}).get("backward"):
         return result
-    return no_number_if(is_outside(result.shape, places, wrap=wrap), result)
+    return invalid_if(is_outside(result.shape, places, wrap=wrap), result)
 
 
 def _scatter(x: jax.Array, dim: int, index: jax.Array, src: Any, how: str, node: fx.Node) -> jax.Array:

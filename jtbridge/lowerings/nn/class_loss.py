@@ -169,9 +169,9 @@ def _multilabel_margin_loss_forward(x: jax.Array, target: jax.Array, reduction: 
 def _multilabel_margin_loss_backward(
     grad: jax.Array, x: jax.Array, target: jax.Array, reduction: int, is_target: jax.Array
 ) -> jax.Array:
-    rows, labels, marked = _in_rows(x, target, is_target)
+    rows, labels, setting_inside = _in_rows(x, target, is_target)
     rows = rows.astype(opmath(x.dtype))
-    active = (_violations(rows, labels, marked != 0) > 0).astype(rows.dtype)
+    active = (_violations(rows, labels, setting_inside != 0) > 0).astype(rows.dtype)
     slope = jnp.sum(active, axis=1) - _marked(rows, labels, jnp.sum(active, axis=2))
     slope = slope / (rows.shape[1] * _samples(rows, reduction))
     return (slope * grad.reshape(-1, 1).astype(slope.dtype)).reshape(x.shape).astype(x.dtype)

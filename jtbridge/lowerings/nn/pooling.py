@@ -13,7 +13,7 @@ from jax import lax
 
 from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing._out_of_range import is_outside, no_number_if
+from jtbridge.lowerings.indexing._out_of_range import invalid_if, is_outside
 
 from ._windows import Windows, flat_positions, larger, lowest, scattered_into_planes, windows
 
@@ -104,7 +104,7 @@ def _max_unpool(x: jax.Array, indices: jax.Array, output_size: Sizes, *_: Sizes)
     """Return zeros with `x` at the indices. The stride and the padding after `output_size` are not needed."""
     rank = len(output_size)
     result = scattered_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
-    return no_number_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)
+    return invalid_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)
 
 
 def _register_pools(rank: int) -> None:

@@ -17,7 +17,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import convert, opmath, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing._out_of_range import no_number
+from jtbridge.lowerings.indexing._out_of_range import invalid_value
 
 Key = Callable[[], jax.Array]
 
@@ -31,7 +31,7 @@ def _uniform01(key: Key, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
 
 
 def _valid_if(valid: jax.Array, drawn: jax.Array) -> jax.Array:
-    return jnp.where(valid, drawn, jnp.asarray(no_number(drawn.dtype), drawn.dtype))
+    return jnp.where(valid, drawn, jnp.asarray(invalid_value(drawn.dtype), drawn.dtype))
 
 
 @register_lowering("rand", "rand_like", node=True, key=True)

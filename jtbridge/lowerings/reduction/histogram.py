@@ -15,7 +15,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing._out_of_range import no_number
+from jtbridge.lowerings.indexing._out_of_range import invalid_value
 
 Ends = tuple[jax.Array, jax.Array]
 
@@ -30,7 +30,7 @@ def _histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0, *, node: f
     place = ((x - low) * bins / (high - low)).astype(np.int64)
     place = jnp.where((x >= low) & (x <= high), jnp.clip(place, 0, bins - 1), bins)
     counts = jnp.zeros(bins, dtype).at[place].add(jnp.ones((), dtype), mode="drop")
-    return jnp.where(jnp.isfinite(low) & jnp.isfinite(high), counts, jnp.asarray(no_number(dtype), dtype))
+    return jnp.where(jnp.isfinite(low) & jnp.isfinite(high), counts, jnp.asarray(invalid_value(dtype), dtype))
 
 
 def _widened(ends: Ends, by: float) -> Ends:
