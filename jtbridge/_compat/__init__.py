@@ -2,7 +2,7 @@
 
 No other folder uses private APIs of JAX, torch or Python. Each entry states why no public API suffices, and on which
 version the entry was written. `make test`, which needs neither Triton nor a GPU, was also run on torch 2.11.0 with jax
-0.10.0 and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and with jax 0.12.0.
+0.10.0 and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and with jax 0.12.0.1.
 """
 
 from ._checkpoint import reentrant_checkpoints

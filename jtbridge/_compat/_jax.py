@@ -36,7 +36,7 @@ def cudnn_attention() -> Any:
     It holds ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums. The public API is
     ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no forward
     mode, supports no other platform, and rounds the logarithm that the backward needs. The arguments of the two
-    functions were tried on jax 0.10.2, 0.11.2 and 0.12.0, which adds a function of scores (`score_mod`).
+    functions were tried on jax 0.10.2, 0.11.2 and 0.12.0.1, which adds a function of scores (`score_mod`).
 
     Raises:
         ImportError: the functions of the installed JAX have other parameters.
@@ -218,7 +218,7 @@ def add_linearization(primitive: Any, rule: Callable) -> None:
     """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
 
     The rule returns the results, a list of whether the tangent of each may be nonzero, the residuals, and
-    ``linearized(residuals, *tangents)``. Tried on jax 0.10.0 to 0.12.0; from 0.11.1 on JAX expects a second kind of
+    ``linearized(residuals, *tangents)``. Tried on jax 0.10.0 to 0.12.0.1; from 0.11.1 on JAX expects a second kind of
     residuals too, for which None is returned. The rule lets JAX distinguish reverse mode, which needs residuals, from
     forward mode; `jax.interpreters.ad` does not export the table of rules. Without this rule JAX uses the JVP rule, and
     the forward runs twice.

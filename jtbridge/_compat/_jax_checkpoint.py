@@ -1,6 +1,6 @@
 """Rules of ``jax.checkpoint``'s policies for an equation that stands for a whole program.
 
-Tried on jax 0.10.2, 0.11.2 and 0.12.0. JAX has such rules for its own calls (``jit``, ``scan``). The table of rules,
+Tried on jax 0.10.2, 0.11.2 and 0.12.0.1. JAX has such rules for its own calls (``jit``, ``scan``). The table of rules,
 the partial evaluation of a program under a policy and the removal of unused equations are not public.
 """
 
