@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .backends import BackendStatus, backends
+from ._backends import BackendStatus, backends
 from .calls import config, wrap
 from .core.version import __version__ as __version__
 

@@ -10,7 +10,7 @@ import jax.export
 import numpy as np
 import torch
 
-from .backends import portable
+from ._backends import portable
 from .calls._config import config
 from .calls._wrap import Wrapped, wrap
 from .core.convert import to_jax

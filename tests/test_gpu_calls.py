@@ -17,8 +17,8 @@ import torch
 from jax.experimental.buffer_callback import buffer_callback
 
 import jtbridge
-from jtbridge.backends import called_device
-from jtbridge.backends._dlpack_gpu import gpu_callback, order_after_current_streams, without_gpu
+from jtbridge._backends import called_device
+from jtbridge._backends._dlpack_gpu import gpu_callback, order_after_current_streams, without_gpu
 from jtbridge.calls.eager._common import as_arrays
 from jtbridge.capture._graph_function import GraphFunction, on_device
 from jtbridge.core.gpu_errors import add_device_note
@@ -50,7 +50,7 @@ def test_a_callback_is_lowered_only_where_it_can_run():
 
 
 def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["jtbridge.backends.dlpack"], "without_gpu", lambda platform: None)
+    monkeypatch.setattr(sys.modules["jtbridge._backends.dlpack"], "without_gpu", lambda platform: None)
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
     traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

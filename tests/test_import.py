@@ -27,13 +27,12 @@ LAYERS: list[set[str]] = [
     {"transforms", "lowerings"},
     {"capture", "kernels"},
     {"translate"},
-    {"backends"},
+    {"_backends"},
     {"primitives"},
     {"calls"},
     {"reports", "_export", "models"},
     {"diagnosis"},
-    {"__init__"},
-    {"__main__"},
+    {"__init__", "__main__"},
 ]
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 
@@ -229,3 +228,10 @@ def test_the_command_line_prints_versions(monkeypatch, capsys):
         runpy.run_module("jtbridge", run_name="__main__")
     assert not ended.value.code
     assert "--version" in capsys.readouterr().out
+
+
+def test_the_typed_program_uses_every_public_name():
+    """`make lint` checks this program by pyright in strict mode."""
+    program = (PACKAGE.parent / "tests" / "packaging" / "typed_use.py").read_text()
+    unused = [name for name in jtbridge.__all__ if not re.search(rf"jtbridge\.{name}\b|import .*\b{name}\b", program)]
+    assert not unused

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from jtbridge.backends import check_name
+from jtbridge._backends import check_name
 from jtbridge.core import tuning
 from jtbridge.core.context_variables import assigned
 from jtbridge.errors import ArgumentError

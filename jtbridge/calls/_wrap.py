@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import torch
 
+from jtbridge._backends import check_name, translates
 from jtbridge._compat import IMPORTED_BY_FAKE_TENSORS, Context, current_context, unwrap_compiled
-from jtbridge.backends import check_name, translates
 from jtbridge.core.dtypes import argument_dtypes
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.imports import import_whole

@@ -50,7 +50,7 @@ class KernelPrimitive:
     def name(self) -> str:
         """The name of the primitive: the folder and the function of its reference."""
         function = self.reference.func if isinstance(self.reference, functools.partial) else self.reference
-        return f"{function.__module__.split('.')[-2]} {function.__name__}"
+        return f"{function.__module__.split('.')[-2].removeprefix('_')} {function.__name__}"
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         if _proofs.is_replaced(self.name):

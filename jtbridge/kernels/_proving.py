@@ -62,15 +62,17 @@ Found = Callable[[str, str | None], None]
 
 
 def folders() -> list[str]:
-    """Return the folders of `jtbridge.kernels` that have a file `proof.py`."""
+    """Return the folders of `jtbridge.kernels` that have a file `proof.py`, without their underscore."""
     package = importlib.import_module("jtbridge.kernels")
     found = (file for file in pkgutil.iter_modules(package.__path__) if file.ispkg)
-    return [file.name for file in found if importlib.util.find_spec(f"jtbridge.kernels.{file.name}.proof")]
+    return [
+        file.name.removeprefix("_") for file in found if importlib.util.find_spec(f"jtbridge.kernels.{file.name}.proof")
+    ]
 
 
 def cases(folder: str) -> list[Case]:
     """Return the cases of a folder. Each call creates them again, with the same numbers."""
-    return list(importlib.import_module(f"jtbridge.kernels.{folder}.proof").cases())
+    return list(importlib.import_module(f"jtbridge.kernels._{folder}.proof").cases())
 
 
 def normal(*shape: int, dtype: Any, seed: int = 0) -> jax.Array:

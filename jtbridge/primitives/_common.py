@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jtbridge._backends import choose, may_have_islands, order_after_current_streams, translates
 from jtbridge._compat import (
     add_nan_check,
     call_aval,
@@ -21,7 +22,6 @@ from jtbridge._compat import (
     register_with_jet,
     unify_varying_axes,
 )
-from jtbridge.backends import choose, may_have_islands, order_after_current_streams, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.core import tuning
 from jtbridge.core.debug import check_results, without_debug_switches

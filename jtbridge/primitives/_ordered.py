@@ -15,8 +15,8 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jtbridge._backends import call_on_host, numpy_callback
 from jtbridge._compat import ORDERED_EFFECT, call_aval
-from jtbridge.backends import call_on_host, numpy_callback
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import EffectsError

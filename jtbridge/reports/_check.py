@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge.backends import backends
+from jtbridge._backends import backends
 from jtbridge.calls._config import config
 from jtbridge.calls._wrap import Wrapped, as_wrapped
 from jtbridge.calls.traced import by_rounding, difference, tolerance

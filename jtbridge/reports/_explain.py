@@ -17,7 +17,7 @@ import torch
 from jax.extend.core import subjaxprs
 from torch import fx
 
-from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
+from jtbridge._backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls._wrap import Wrapped, as_wrapped
 from jtbridge.calls.eager import unsupported_reason
 from jtbridge.capture import Split, Trial, aten_graph, draws, split

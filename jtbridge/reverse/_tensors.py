@@ -11,6 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge._compat import SharedTensor, array_on_device, has_own_dispatch, plain
+from jtbridge.core.devices import default_device
 from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import copied_to_torch, gpu, shared_with_xla, wait_for_torch
 from jtbridge.core.host_memory import shared_numpy
@@ -74,7 +75,7 @@ def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any
         return [to_array(plain(tensor).clone(), device) for tensor in tensors]
     if guarded:
         return [to_array(tensor, device) for tensor in tensors]
-    if device.platform == "cpu" and device == (config.jax_default_device or jax.local_devices()[0]):
+    if device.platform == "cpu" and device == default_device():
         return [_memory(tensor) for tensor in tensors]
     return [to_array(tensor, device) for tensor in tensors]
 

@@ -154,6 +154,14 @@ REPORT = DoctorReport(
 )
 
 
+def test_every_backend_has_its_checks():
+    """The doctor lists its checks without the registry of the backends, whose import may fail."""
+    names = {check.name for check in all_checks()}
+    for backend in jtbridge.backends():
+        assert f"jit, {backend.name}" in names
+        assert backend.kind == "translate" or f"jit, called by {backend.name}" in names
+
+
 def test_the_text_of_a_report():
     lines = str(REPORT).splitlines()
     assert lines[:4] == [

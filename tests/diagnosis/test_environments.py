@@ -42,7 +42,7 @@ sys.meta_path.insert(0, Hiding())
 
 
 # Makes the children treat their CPU as a GPU for which kernels are compiled.
-ON_CPU = "\nimport importlib\nimportlib.import_module('jtbridge.backends.xla').GPU_PLATFORMS = ('cpu',)"
+ON_CPU = "\nimport importlib\nimportlib.import_module('jtbridge._backends.xla').GPU_PLATFORMS = ('cpu',)"
 
 
 def without(*modules: str) -> str:

@@ -27,7 +27,7 @@ from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
 
 from .conftest import named
 
-_xla = importlib.import_module("jtbridge.backends.xla")
+_xla = importlib.import_module("jtbridge._backends.xla")
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -228,7 +228,7 @@ def test_the_proof_writes_a_record_that_auto_reads(interpreted):
 )
 def test_a_kernel_that_fails_is_named_and_the_others_are_proven(interpreted, prelude, code, kernel, text):
     fail = "def fail():\n    raise RuntimeError('no kernel image is available')\n"
-    prelude(f"{CHILDREN}\nimport os\nfrom jtbridge.kernels.softmax import op\n{fail}{code}")
+    prelude(f"{CHILDREN}\nimport os\nfrom jtbridge.kernels._softmax import op\n{fail}{code}")
     report = jtbridge.prove(timeout=120)
     assert list(report.failed) == [kernel]
     assert report.failed[kernel].startswith("softmax of 3 rows of 5, float32: ")
@@ -239,7 +239,7 @@ def test_a_kernel_that_fails_is_named_and_the_others_are_proven(interpreted, pre
 
 
 def test_a_kernel_that_does_not_end_fails(interpreted, prelude):
-    hang = "import time\nfrom jtbridge.kernels.softmax import op\nop._backward = lambda y, ct, *, log: time.sleep(600)"
+    hang = "import time\nfrom jtbridge.kernels._softmax import op\nop._backward = lambda y, ct, *, log: time.sleep(600)"
     prelude(CHILDREN.replace('["softmax", "gated"]', '["softmax"]') + hang)
     report = jtbridge.prove(timeout=15)
     assert report.failed == {"softmax backward": "softmax of 3 rows of 5, float32: did not end"}
@@ -281,7 +281,7 @@ def test_the_doctor_proves_the_kernels_once(interpreted, only):
 
 def test_the_doctor_names_kernels_that_fail_and_a_folder_it_cannot_write_to(interpreted, prelude, only):
     only("proof")
-    prelude(f"{CHILDREN}\nfrom jtbridge.kernels.softmax import op\nop._backward = lambda y, ct, *, log: [ct + 1]")
+    prelude(f"{CHILDREN}\nfrom jtbridge.kernels._softmax import op\nop._backward = lambda y, ct, *, log: [ct + 1]")
     interpreted.parent.mkdir()
     interpreted.write_text("a file where the folder should be")
     report = jtbridge.doctor(timeout=120)
@@ -308,6 +308,6 @@ def test_the_table_has_every_dtype_and_cases_with_different_names(folder):
 
 def test_every_kernel_that_a_lowering_uses_has_a_table():
     kernels = Path(_proving.__file__).parent
-    with_lowerings = {file.parent.name for file in kernels.glob("*/lowering.py")}
+    with_lowerings = {file.parent.name.removeprefix("_") for file in kernels.glob("*/lowering.py")}
     assert with_lowerings <= set(_proving.folders())
-    assert {file.parent.name for file in kernels.glob("*/triton_*.py")} <= set(_proving.folders())
+    assert {file.parent.name.removeprefix("_") for file in kernels.glob("*/triton_*.py")} <= set(_proving.folders())

@@ -23,7 +23,7 @@ from jtbridge.kernels import _eager, _tuning
 from jtbridge.kernels._launch import interpreting
 from jtbridge.triton import unsupported_reason
 
-_xla = importlib.import_module("jtbridge.backends.xla")
+_xla = importlib.import_module("jtbridge._backends.xla")
 
 ARCHITECTURES = (80, 90)
 ON_GPU = jax.default_backend() == "gpu"  # if True, kernels are compiled and run instead of interpreted

@@ -17,10 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import jtbridge
 from jtbridge.kernels import attention
+from jtbridge.kernels._attention import configurations, differentiable, op, reference, unsupported_reason
+from jtbridge.kernels._attention.configurations import AttentionConfiguration
+from jtbridge.kernels._attention.philox import philox
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.attention import configurations, differentiable, op, reference, unsupported_reason
-from jtbridge.kernels.attention.configurations import AttentionConfiguration
-from jtbridge.kernels.attention.philox import philox
 
 from .harness import (
     assert_close,

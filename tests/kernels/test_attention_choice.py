@@ -15,8 +15,8 @@ import jtbridge
 from jtbridge import _compat
 from jtbridge.errors import BackendError
 from jtbridge.kernels import attention
+from jtbridge.kernels._attention import choice, chosen_attention, cudnn, differentiable
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.attention import choice, chosen, cudnn, differentiable
 
 from .harness import assert_close, needs_compiler, needs_triton, normal, pretending
 
@@ -73,7 +73,7 @@ MASK = jax.ShapeDtypeStruct((1024, 1024), jnp.dtype(bool))
 )
 def test_what_is_chosen_on_hopper(on, shape, keywords, implementation, reason):
     on(H100)
-    got = chosen(*of(**shape), **keywords)
+    got = chosen_attention(*of(**shape), **keywords)
     assert got.implementation == implementation
     assert reason in got.reason
 
@@ -91,19 +91,19 @@ def test_what_is_chosen_on_hopper(on, shape, keywords, implementation, reason):
 )
 def test_what_is_chosen_elsewhere(on, chip, version, reason):
     on(chip, version)
-    got = chosen(*of())
+    got = chosen_attention(*of())
     assert got.implementation == "triton"
     assert reason in got.reason
 
 
 def test_what_is_asked_for(on):
     on(A100)
-    assert chosen(*of(), implementation="cudnn") == ("cudnn", "it is asked for")
+    assert chosen_attention(*of(), implementation="cudnn") == ("cudnn", "it is asked for")
     on(H100)
-    assert chosen(*of(), implementation="triton") == ("triton", "it is asked for")
+    assert chosen_attention(*of(), implementation="triton") == ("triton", "it is asked for")
     on(T4)
     with pytest.raises(BackendError, match=r"`implementation=\"cudnn\"`: cuDNN needs an NVIDIA GPU"):
-        chosen(*of(), implementation="cudnn")
+        chosen_attention(*of(), implementation="cudnn")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_jax_with_other_insides_is_refused(on, monkeypatch):
     on(H100)
     module = _compat.cudnn_attention()
     monkeypatch.setattr(module, "_dot_product_attention_fwd_impl", lambda query, key: None)
-    got = chosen(*of())
+    got = chosen_attention(*of())
     assert got.implementation == "triton"
     assert "takes other arguments than those that are known" in got.reason
 

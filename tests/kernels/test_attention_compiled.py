@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from jtbridge.kernels import attention
+from jtbridge.kernels._attention import configurations, differentiable
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.attention import configurations, differentiable
 
 from .harness import (
     ARCHITECTURES,

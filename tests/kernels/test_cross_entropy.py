@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import cross_entropy, linear_cross_entropy
-from jtbridge.kernels.cross_entropy import configurations, op, reference, unsupported_reason
-from jtbridge.kernels.cross_entropy.configurations import Backward, Forward
+from jtbridge.kernels._cross_entropy import configurations, op, reference, unsupported_reason
+from jtbridge.kernels._cross_entropy.configurations import Backward, Forward
 
 from .harness import (
     ARCHITECTURES,

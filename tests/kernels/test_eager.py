@@ -10,9 +10,9 @@ import pytest
 
 import jtbridge
 from jtbridge.kernels import _primitive, _proofs, _tuning, softmax
+from jtbridge.kernels._linear_cross_entropy import chunks, linear_cross_entropy
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels.linear_cross_entropy import chunks, linear_cross_entropy
-from jtbridge.kernels.softmax.configurations import SoftmaxConfiguration
+from jtbridge.kernels._softmax.configurations import SoftmaxConfiguration
 
 from .harness import assert_close
 

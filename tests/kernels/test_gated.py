@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import geglu, swiglu
+from jtbridge.kernels._gated import configurations, op, reference, unsupported_reason
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.gated import configurations, op, reference, unsupported_reason
 
 from .harness import (
     ARCHITECTURES,

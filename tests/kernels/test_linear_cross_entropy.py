@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import cross_entropy, linear_cross_entropy
-from jtbridge.kernels.linear_cross_entropy import unsupported_reason
+from jtbridge.kernels._linear_cross_entropy import unsupported_reason
 
 from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal
 from .test_cross_entropy import REDUCTIONS, classes_of

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import matmul
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.matmul import op, reference, unsupported_reason
-from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose, needed
+from jtbridge.kernels._matmul import op, reference, unsupported_reason
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose, needed
 
 from .harness import (
     ARCHITECTURES,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import layer_norm, rms_norm
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.norms import configurations, op, unsupported_reason
-from jtbridge.kernels.norms.configurations import NormConfiguration
+from jtbridge.kernels._norms import configurations, op, unsupported_reason
+from jtbridge.kernels._norms.configurations import NormConfiguration
 
 from .harness import (
     ARCHITECTURES,

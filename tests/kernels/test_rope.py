@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import rope, rope_qk
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.rope import configurations, op, reference, unsupported_reason
-from jtbridge.kernels.rope.configurations import RopeConfiguration
-from jtbridge.kernels.rope.reference import Rotation
+from jtbridge.kernels._rope import configurations, op, reference, unsupported_reason
+from jtbridge.kernels._rope.configurations import RopeConfiguration
+from jtbridge.kernels._rope.reference import Rotation
 
 from .harness import (
     ARCHITECTURES,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import log_softmax, softmax
-from jtbridge.kernels.softmax import configurations, op, unsupported_reason
-from jtbridge.kernels.softmax.configurations import SoftmaxConfiguration
+from jtbridge.kernels._softmax import configurations, op, unsupported_reason
+from jtbridge.kernels._softmax.configurations import SoftmaxConfiguration
 
 from .harness import (
     ARCHITECTURES,

@@ -21,16 +21,16 @@ from jtbridge.kernels import (
     softmax,
     swiglu,
 )
-from jtbridge.kernels.attention import configurations
-from jtbridge.kernels.cross_entropy import configurations as losses
-from jtbridge.kernels.gated import configurations as gated
-from jtbridge.kernels.gated.op import differentiable_kernel as gated_operation
-from jtbridge.kernels.norms import configurations as norms
-from jtbridge.kernels.norms.op import differentiable_kernel as norm_operation
-from jtbridge.kernels.norms.reference import Norm
-from jtbridge.kernels.rope import configurations as rotations
-from jtbridge.kernels.rope.op import differentiable_kernel as rope_operation
-from jtbridge.kernels.rope.reference import Rotation
+from jtbridge.kernels._attention import configurations
+from jtbridge.kernels._cross_entropy import configurations as losses
+from jtbridge.kernels._gated import configurations as gated
+from jtbridge.kernels._gated.op import differentiable_kernel as gated_operation
+from jtbridge.kernels._norms import configurations as norms
+from jtbridge.kernels._norms.op import differentiable_kernel as norm_operation
+from jtbridge.kernels._norms.reference import Norm
+from jtbridge.kernels._rope import configurations as rotations
+from jtbridge.kernels._rope.op import differentiable_kernel as rope_operation
+from jtbridge.kernels._rope.reference import Rotation
 
 from .harness import another_process, launches, needs_triton
 

@@ -19,7 +19,7 @@ from jtbridge.core import tuning
 from jtbridge.errors import ArgumentError, TuningWarning
 from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose
 from jtbridge.triton import COMPILER_OPTIONS
 
 from .harness import another_process, launches, needs_compiler, needs_interpreter, needs_triton, normal
@@ -109,7 +109,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, tmp_path, monkeypatc
 def test_another_chip_source_or_triton_is_another_key(clock, monkeypatch):
     import triton
 
-    from jtbridge.kernels.matmul.triton_kernel import matmul_forward
+    from jtbridge.kernels._matmul.triton_kernel import matmul_forward
 
     clock.times = {(16, 64): 0.25}
     with jtbridge.config(tune=True):
@@ -233,7 +233,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from jtbridge.kernels import _tuning
-from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose
 every, path = CONFIGURATIONS["half"], Path(sys.argv[1])
 for i in range(300):
     _tuning._write(path, {"kernel": "k"}, every[i % 7], dict.fromkeys(every, 1.0))
@@ -273,7 +273,7 @@ def test_what_is_timed_is_the_launch(monkeypatch):
     import torch
     import triton.testing
 
-    from jtbridge.kernels.matmul.triton_kernel import matmul_forward
+    from jtbridge.kernels._matmul.triton_kernel import matmul_forward
 
     written = []
 

@@ -13,6 +13,7 @@ import torch
 
 from jtbridge._compat import array_on_device, can_replace_memory, is_lazy, is_shared
 from jtbridge.core.array_types import as_tensor
+from jtbridge.core.devices import default_device
 from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, shared_with_torch, wait_for_torch
 from jtbridge.core.host_memory import shared_numpy
@@ -143,7 +144,5 @@ class Placement:
             return copied_to_xla(tensor, what, committed=self.committed)
 
     def _placed(self, memory: np.ndarray) -> jax.Array:
-        device = self.device
-        if device is None:
-            device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
+        device = default_device() if self.device is None else self.device
         return array_on_device(memory, device, committed=self.committed)

@@ -301,9 +301,10 @@ def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
 
     With a key, the program calls torch, because a translated function would draw other numbers than the eager call did.
     """
-    from jtbridge.primitives import torch_call  # imports the translation, which is slow
+    from jtbridge._backends import calling  # these import the translation, which is slow
+    from jtbridge.primitives import torch_call
 
-    backend = "dlpack" if eager_function(fn).seeded else "auto"
+    backend = calling().name if eager_function(fn).seeded else "auto"
     return torch_call(*operands, fn=as_captured(fn), backend=backend)
 
 

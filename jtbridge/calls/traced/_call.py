@@ -14,8 +14,8 @@ import jax.core
 import numpy as np
 import torch
 
+from jtbridge._backends import called_device, may_have_islands, translates, uses_kernels
 from jtbridge._compat import TRACING, Context, current_context, outermost_trace
-from jtbridge.backends import called_device, may_have_islands, translates, uses_kernels
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType

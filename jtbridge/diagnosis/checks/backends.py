@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jtbridge.backends import backends
+from jtbridge._backends import backends
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import NOTE, OK, Finding
 

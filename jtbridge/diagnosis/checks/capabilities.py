@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.sharding import PartitionSpec
 
-from jtbridge.backends import backends
+from jtbridge._backends import backends
 from jtbridge.calls._wrap import wrap
 from jtbridge.diagnosis._checks import Check, WrongValue, expect
 from jtbridge.diagnosis._report import NOTE, OK, Finding

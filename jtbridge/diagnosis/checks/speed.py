@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jtbridge.backends import backends
+from jtbridge._backends import backends
 from jtbridge.calls._wrap import wrap
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import NOTE, OK, Finding

@@ -109,7 +109,7 @@ def attention(
             forward and the backward.
         return_logsumexp: also return the logarithm of the sum of the exponentials of the scores.
         implementation: the implementation on a GPU. "triton": the kernels. "cudnn": cuDNN as JAX calls it, for bfloat16
-            and float16 without a mask, dropout or the logarithm. None: the choice of :func:`chosen`, which is cuDNN
+            and float16 without a mask, dropout or the logarithm. None: the choice of :func:`chosen_attention`: cuDNN
             for common shapes on Hopper. Without a GPU the argument is checked and has no other effect.
 
     Returns:
@@ -158,7 +158,7 @@ def attention(
     return (out, logsumexp) if return_logsumexp else out
 
 
-def chosen(
+def chosen_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -188,9 +188,9 @@ def chosen(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jtbridge.kernels.attention import chosen
+        >>> from jtbridge.kernels import chosen_attention
         >>> x = jnp.zeros((1, 2, 8, 64))
-        >>> chosen(x, x, x, is_causal=True)
+        >>> chosen_attention(x, x, x, is_causal=True)
         Choice(implementation='triton', reason='cuDNN takes bfloat16 and float16, not float32')
     """
     settings = _settings(query, mask, is_causal, scale, window, dropout_rate)

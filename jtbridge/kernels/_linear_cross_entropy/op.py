@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jtbridge.kernels._cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
 from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
-from jtbridge.kernels.cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
 
 from . import reference
 from .chunks import Options

@@ -64,6 +64,11 @@ def portable() -> Backend:
     return next(backend for backend in _BACKENDS.values() if backend.kind == "translate" and not backend.kernels)
 
 
+def calling() -> Backend:
+    """Return the backend whose programs call torch, of several the one that "auto" prefers."""
+    return next(backend for backend in _BACKENDS.values() if backend.kind == "call")
+
+
 def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
     """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}
@@ -112,7 +117,7 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
 def may_have_islands(platform: str) -> bool:
     """Return whether torch can run operators inside the translated programs of a platform."""
     platform = "cuda" if platform == "gpu" else platform
-    return backend_named("dlpack").unavailable_reason(platform) is None
+    return calling().unavailable_reason(platform) is None
 
 
 def _unsupported_reason(backend: Backend, fn: TorchFunction, pure: bool) -> str | None:

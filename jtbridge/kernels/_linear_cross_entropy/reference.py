@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from jtbridge.kernels.cross_entropy import cross_entropy
-from jtbridge.kernels.cross_entropy.op import Reduction
+from jtbridge.kernels._cross_entropy import cross_entropy
+from jtbridge.kernels._cross_entropy.op import Reduction
 
 
 def forward(

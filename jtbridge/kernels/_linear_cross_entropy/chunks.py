@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge._compat import unify_varying_axes
-from jtbridge.kernels.cross_entropy.op import rows_backward, rows_forward
+from jtbridge.kernels._cross_entropy.op import rows_backward, rows_forward
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,15 @@
+"""The device on which JAX puts new arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def default_device() -> Any:
+    """Return JAX's default device. The option `jax_default_device` is a device, the name of a platform, or None."""
+    option: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if option is None:
+        return jax.local_devices()[0]
+    return jax.local_devices(backend=option)[0] if isinstance(option, str) else option
