@@ -5,9 +5,9 @@
 #   make lint                    style and types; `make format` corrects the style
 #   make test-models             modules as functions of their parameters, training steps, and the examples
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
-#   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
-#                                and the chains of operators that they are for
-#   make test-kernels-all        compiles what tuning may choose too, for more GPUs; test-kernels compiles the defaults
+#   make test-kernels            Triton's kernels: interpreted, compiled for three GPUs (sm_80, sm_90, gfx942),
+#                                and lowered; no GPU needed; and the chains of operators that they are for
+#   make test-kernels-all        compiles what tuning may choose too, also for gfx90a; test-kernels compiles the defaults
 #   make conformance             the operators of PyTorch's own test suite, called, and tests of what compares them
 #   make conformance-translated  the same, translated
 #   make docs                    the documentation, built strictly into build/docs

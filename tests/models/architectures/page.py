@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,7 @@ def _line(result: dict[str, Any]) -> str:
     def figure(key: str) -> str:
         return "" if result.get(key) is None else f"{result[key]:.0e}"
 
-    verdict = result["verdict"] + (f": {result['reason'].replace('|', '/')}" if result["reason"] else "")
+    reason = re.split(r"(?<=\.) (?=[A-Z])", result["reason"] or "")[0]  # the first sentence of a message
+    verdict = result["verdict"] + (f": {reason.replace('|', '/')}" if reason else "")
     name = result["name"]
     return f"| {name} | `{ROWS[name].model}` | {verdict} | {figure('forward')} | {figure('gradient')} |"
