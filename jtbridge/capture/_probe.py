@@ -32,7 +32,7 @@ def probe_vmap(fn: Vmap) -> None:
         traced.cache.sequential.add(fn)  # every row draws with its own key, which no batched form can do
         return
     wrong = traced.traits.unbatchable and f"its result for {traced.traits.unbatchable} is known to be wrong"
-    reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn))
+    reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn), examines=True)
     if reason is None:
         return
     if SEQUENTIAL not in traced.warnings_given:
@@ -106,7 +106,7 @@ def _try_to_examine(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
     """
     for device in _devices(traced):
         try:
-            traced.guarded(lambda device=device: _examine_graph(traced, wrt, device))
+            traced.guarded(lambda device=device: _examine_graph(traced, wrt, device), examines=True)
         except DifferentiationError:
             raise
         except Exception as error:  # noqa: BLE001  (forward mode may still have a derivative)

@@ -189,18 +189,18 @@ class TracedFunction(TorchFunction):
         return 0
 
     @run_outside_transforms
-    def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False) -> Any:
+    def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False, examines: bool = False) -> Any:
         """Return the result of `trace`, which traces this function or a derivative; restore the state that it changes.
 
         With `of_trace`, `trace` sees the state with which this function was traced. A translated derivative may be
         traced much later, and must be the derivative of the translated function. A called function reads state when it
-        runs.
+        runs. With `examines`, `trace` only finds facts about the function, and a change of state is no error.
         """
         with TRACING, self.locked():
             if self.guard is None:
                 return trace()
             with self.guard.remembered_state() if of_trace else contextlib.nullcontext():
-                return self.guard.run(trace)
+                return self.guard.run(trace, examines=examines)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

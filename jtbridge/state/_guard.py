@@ -78,6 +78,7 @@ class StateGuard:
         *,
         again: Callable[[], Result] | None = None,
         on_values: Callable[[], list[Any]] | None = None,
+        examines: bool = False,
     ) -> Result:
         """Return the result of `trial`, which runs the function; restore the state that the function writes.
 
@@ -85,6 +86,8 @@ class StateGuard:
             trial: runs the function without need for its side effects, for example to trace it.
             again: runs the function once more, on other values if `trial` computes with values; `trial` by default.
             on_values: runs the function on example values and returns its results.
+            examines: whether `trial` only finds facts about the function. The state is restored without an error, which
+                the trace of the function raises.
 
         Raises:
             MutationError: the function writes to state that it reaches. The state is restored.
@@ -132,6 +135,11 @@ class StateGuard:
             if isinstance(error, MutationError) and changes and not self.ordered:
                 self._report(MutationError, self._message(changes), error)
             raise
+        if examines:
+            before.restore_derived()
+            before.drop_traced_results()
+            before.restore()
+            return result
         try:
             return self._checked(result, before, draws.message, again or trial, on_values)
         except BaseException:
@@ -204,7 +212,7 @@ class StateGuard:
                 saved[self] = before
             return result
         # A derivative assigns its own form of a constant that the function assigns in each call.
-        is_constant = self._remembered is not None and all(change.is_escaped_constant for change in changes)
+        is_constant = self._remembered is not None and all(change.is_form_of_constant for change in changes)
         if self.ordered or is_constant:
             before.restore()
             return result

@@ -16,11 +16,13 @@ import torch
 
 from jtbridge._compat import hidden_from_modes, innermost, storage_id, writes
 
-from ._comparison import DEPTH, MISSING, holds_traced, same
+from ._comparison import DEPTH, MISSING, holds_traced, same, same_tensors
 from ._iterators import position_of
 from ._kinds import ALL_GLOBALS, DENSE_TENSOR, GLOBALS, SMALL_TENSOR, TENSOR
 from ._records import Path, Position, Record
 from ._walk import StateWalk
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors whose values can be compared
 
 
 class Change(NamedTuple):
@@ -52,12 +54,18 @@ class Change(NamedTuple):
         return self.after is MISSING or self.after is None
 
     @property
-    def is_escaped_constant(self) -> bool:
-        """Return whether a tensor was replaced by one of its type that escaped from a transform of `torch.func`."""
-        tensors = self.before, self.after
-        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors) or innermost(self.after) is self.after:
+    def is_form_of_constant(self) -> bool:
+        """Return whether a tensor was replaced by another form of it, as a derivative makes it.
+
+        The new tensor has the same values and an autograd graph, or it escaped from a transform of `torch.func`.
+        """
+        if type(self.before) not in _PLAIN or type(self.after) not in _PLAIN:
             return False
-        return self.before.shape == self.after.shape and self.before.dtype == self.after.dtype
+        if self.before.shape != self.after.shape or self.before.dtype != self.after.dtype:
+            return False
+        if innermost(self.after) is not self.after:
+            return True
+        return same_tensors(self.before.detach(), self.after.detach())
 
     def __str__(self) -> str:
         return f"{'global ' if self.path.is_global else ''}`{self.path}`"

@@ -39,6 +39,7 @@ class BranchOracle:
     def __init__(self, given: Sequence[bool] = ()):
         self.given = given
         self.conditions: list[torch.Tensor] = []
+        self._nan_check: torch.Tensor | None = None  # the last result of a check of `torch.autograd.detect_anomaly`
         self._reads: int | None = None  # the count of unknown numbers read in a call of `number`; None outside one
 
     def number(self, read: Callable[[], Any]) -> tuple[Any, bool]:
@@ -52,8 +53,15 @@ class BranchOracle:
     def answer(self, func: Any, args: Sequence[Any]) -> Any:
         """Return the answer to an operator that needs the truth value of data; NotImplemented for other operators.
 
-        Inside a call of `number`, an operator that reads a number gets the answer 0.
+        Inside a call of `number`, an operator that reads a number gets the answer 0. Under
+        `torch.autograd.detect_anomaly`, torch asks after each operator of a backward whether a gradient has a NaN. The
+        answer is no, because the values exist only when the program runs.
         """
+        if func is torch.ops.aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
+            self._nan_check = func(*args)
+            return self._nan_check
+        if func is torch.ops.aten._local_scalar_dense.default and args[0] is self._nan_check:
+            return False
         if func in ASSERTING:
             if not self._decided(args[0].reshape(()).bool()):
                 raise AssertionError(*args[1:])
