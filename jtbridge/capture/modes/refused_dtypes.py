@@ -73,8 +73,9 @@ class DtypeChecks:
             out: its result on fake tensors.
         """
         if func is torch.ops.aten.scalar_tensor.default:  # the dtype may not hold the number
-            with outside_modes():
-                func(args[0], **{**kwargs, "device": "cpu", "pin_memory": False})
+            if isinstance(args[0], bool | int | float | complex):  # and not a symbol, whose value is unknown
+                with outside_modes():
+                    func(args[0], **{**kwargs, "device": "cpu", "pin_memory": False})
             return
         leaves, tree = jax.tree.flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
