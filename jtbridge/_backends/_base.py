@@ -22,14 +22,14 @@ class Backend(abc.ABC):
         name: the value of ``backend=`` that selects the backend.
         kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
         preference: a number; ``backend="auto"`` chooses the usable backend with the smallest number.
-        kernels: whether the programs of this backend contain Triton kernels.
+        uses_kernels: whether the programs of this backend contain Triton kernels.
         on_host: whether functions run on the CPU, whatever the platform of the program.
     """
 
     name: str
     kind: str
     preference: int
-    kernels: bool
+    uses_kernels: bool
     on_host: bool = False
 
     def unavailable_reason(self, platform: str) -> str | None:

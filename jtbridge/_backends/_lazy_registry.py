@@ -56,13 +56,13 @@ def may_use_kernels(name: str) -> bool:
     """Return whether the programs of a backend, or of the backend that "auto" chooses, may contain Triton kernels."""
     if name == "auto":
         return True
-    return _registry().backend_named(name).kernels
+    return _registry().backend_named(name).uses_kernels
 
 
 def uses_kernels(name: str) -> bool:
     """Return whether a program that a backend lowers for JAX's default platform contains Triton kernels."""
     registry = _registry()
-    return (registry.preferred(jax.default_backend()) if name == "auto" else registry.backend_named(name)).kernels
+    return (registry.preferred(jax.default_backend()) if name == "auto" else registry.backend_named(name)).uses_kernels
 
 
 def called_device(name: str) -> str:

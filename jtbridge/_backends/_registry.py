@@ -61,7 +61,7 @@ def _passed_over_reason(backend: Backend, platform: str) -> str | None:
 
 def portable() -> Backend:
     """Return the backend whose programs run without torch and Triton, on every platform."""
-    return next(backend for backend in _BACKENDS.values() if backend.kind == "translate" and not backend.kernels)
+    return next(backend for backend in _BACKENDS.values() if backend.kind == "translate" and not backend.uses_kernels)
 
 
 def calling() -> Backend:

@@ -28,7 +28,7 @@ class CallbackBackend(Backend):
     name = "callback"
     kind = "call"
     preference = 40
-    kernels = False
+    uses_kernels = False
     on_host = True
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:

@@ -36,7 +36,7 @@ class DlpackBackend(Backend):
     name = "dlpack"
     kind = "call"
     preference = 30
-    kernels = False
+    uses_kernels = False
 
     def unavailable_reason(self, platform: str) -> str | None:
         return None if platform == "cpu" else without_gpu(platform)

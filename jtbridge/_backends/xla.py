@@ -24,7 +24,7 @@ class XlaBackend(Backend):
     name = "xla"
     kind = "translate"
     preference = 20
-    kernels = False
+    uses_kernels = False
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         return untranslatable_reason(fn)
@@ -37,7 +37,7 @@ class XlaBackend(Backend):
 
     def used_kernels(self) -> bool | frozenset[str]:
         """Return whether translations may use kernels, or the names of the kernels that they may use."""
-        return self.kernels
+        return self.uses_kernels
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         raise AssertionError("a translated function is compiled, not called")
@@ -48,7 +48,7 @@ class TritonBackend(XlaBackend):
 
     name = "triton"
     preference = 10
-    kernels = True
+    uses_kernels = True
 
     def unavailable_reason(self, platform: str) -> str | None:
         if platform not in GPU_PLATFORMS:

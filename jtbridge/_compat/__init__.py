@@ -210,7 +210,7 @@ from ._tracing import (
     trace_joint,
     tracing,
 )
-from ._transformers import answered_fake, show_as_real, treated_as_fake, watch_questions
+from ._transformers import show_as_real, treated_as_fake, was_answered_fake, watch_is_fake_tensor
 from ._unbacked import known_size, unbacked_fake_mode
 
 keep_weight_of_l1_loss()

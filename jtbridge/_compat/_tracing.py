@@ -73,7 +73,11 @@ class AssumedSizeError(Exception):
 
 
 def trace_joint(
-    fn: Callable, args: Sequence[torch.Tensor], check: Callable[[torch.fx.Graph], None], *, by_data: bool
+    fn: Callable,
+    args: Sequence[torch.Tensor],
+    check: Callable[[torch.fx.Graph], None],
+    *,
+    has_dynamic_sizes: bool,
 ) -> torch.fx.GraphModule:
     """Return the functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
@@ -82,7 +86,7 @@ def trace_joint(
     Args:
         fn, args: the function and its arguments.
         check: refuses a graph by an exception.
-        by_data: whether sizes and numbers in the graph may depend on data, as symbols.
+        has_dynamic_sizes: whether sizes and numbers in the graph may depend on data, as symbols.
 
     Raises:
         AssumedSizeError: the trace assumed something about such sizes.
@@ -103,7 +107,7 @@ def trace_joint(
 
     trackers: list[Any] = []
     try:
-        graph = _make_graph(run, args, by_data)
+        graph = _make_graph(run, args, has_dynamic_sizes)
     finally:
         for tracker in trackers:
             tracker.clear()
@@ -112,7 +116,7 @@ def trace_joint(
         # `_linalg_check_errors` is an effect that is not made functional here: removed, as results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
-        graph = _make_graph(dispatch_functionalize(_Again(graph).run), args, by_data)
+        graph = _make_graph(dispatch_functionalize(_Again(graph).run), args, has_dynamic_sizes)
     _correct_types(graph)
     return graph
 
@@ -132,7 +136,7 @@ def _refuse_assumed_sizes(environment: Any) -> None:
         raise AssumedSizeError(f"it assumes of a size that depends on data: {assumed[0].expr}")
 
 
-def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor], by_data: bool) -> torch.fx.GraphModule:
+def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor], has_dynamic_sizes: bool) -> torch.fx.GraphModule:
     """Return ``make_fx(fn, tracing_mode="fake")(*args)``, without a change that another thread could see.
 
     Torch's `make_fx` replaces ``nn.Module.__call__`` and ``__getattr__`` by wrappers and sets a flag that makes
@@ -147,7 +151,7 @@ def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor], by_data: b
                 self.fx_tracer.trace = functools.partial(_trace_by, self.fx_tracer)  # type: ignore[attr-defined]
                 try:
                     yield
-                    if by_data:
+                    if has_dynamic_sizes:
                         _refuse_assumed_sizes(self.fake_tensor_mode.shape_env)  # type: ignore[union-attr]
                 finally:
                     forget_tensors(self.fake_tensor_mode)
@@ -170,7 +174,7 @@ def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor], by_data: b
         pre_dispatch=False,
         record_module_stack=False,
         _allow_fake_constant=False,
-        _error_on_data_dependent_ops=not by_data,
+        _error_on_data_dependent_ops=not has_dynamic_sizes,
     )
     return tracer.trace(fn, *args)
 

@@ -41,10 +41,10 @@ def show_as_real(has_value: Callable[[Any], bool] | None) -> None:
     """
     _HERE.has_value = has_value
     if has_value is not None:
-        watch_questions()
+        watch_is_fake_tensor()
 
 
-def watch_questions() -> None:
+def watch_is_fake_tensor() -> None:
     """Replace `is_fake_tensor` of transformers, if transformers is imported.
 
     A trace compares the state that a function reaches before and after, and must not find the replacement. So this
@@ -55,7 +55,7 @@ def watch_questions() -> None:
         _replace_once(module)
 
 
-def answered_fake() -> bool:
+def was_answered_fake() -> bool:
     """Return whether `is_fake_tensor` returned True since the last call of this function, and forget it.
 
     Calls from functions that make masks or only warn do not count: there the answer does not change a model's result.

@@ -17,25 +17,25 @@ from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, Effects, FunctionTraits
 from jtbridge.errors import DeviceError, MutationError, RandomnessError
-from jtbridge.state import WrittenValues, start_over
+from jtbridge.state import WrittenValues, restore_before_next_attempt
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import LateScalar
 
 from ._path_outcomes import DependentTensor
 from ._request import TraceRequest
 from ._unbacked import PathTrace
-from ._watchdog import ended_if_endless
+from ._watchdog import aborted_if_stuck
 from .modes.branches import BranchOracle, BranchReplayMode
 from .modes.closed_over import may_be_on_gpu
-from .modes.compared_numbers import ComparedNumbers
+from .modes.compared_numbers import ScalarComparisonMode
 from .modes.constant_eval import ConstantEvalMode
 from .modes.effects import EffectRecorder
-from .modes.exceptions import none_caught
+from .modes.exceptions import reraise_caught_exceptions
 from .modes.fake_operators import FakeAsReal
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
-from .modes.overrides import AsOnValues, CopiedTensors, HooksWithoutGradient
+from .modes.overrides import AsOnRealTensors, CopiedTensors, HooksWithoutGradient
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 
@@ -63,7 +63,7 @@ def run_on_fakes(
     """
     # A function with side effects may change a tensor that it stores: its value in the next call is unknown.
     known = ConstantEvalMode(answers=not request.ordered)
-    start_over()
+    restore_before_next_attempt()
     mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
     try:
         with mode as known.mode, tracing(), random_numbers.counting_draws(), state.applied():
@@ -73,7 +73,7 @@ def run_on_fakes(
             ]
             recorder = EffectRecorder(inputs, known.mode, _write_refusal(request))
             answering = contextlib.nullcontext() if oracle is None else BranchReplayMode(oracle)
-            comparing = contextlib.nullcontext() if oracle is None else ComparedNumbers(oracle)
+            comparing = contextlib.nullcontext() if oracle is None else ScalarComparisonMode(oracle)
             following = contextlib.nullcontext() if path is None else _followed(path, recorder)
             with (
                 WithoutFusedLstm(only_with_projections=True),
@@ -86,9 +86,9 @@ def run_on_fakes(
                 following,
                 known,
                 CopiedTensors(),
-                AsOnValues(),
+                AsOnRealTensors(),
                 HooksWithoutGradient(),
-                none_caught(),
+                reraise_caught_exceptions(),
                 HigherOrderInOperators() as higher_order,
                 NumpyViews(),
             ):
@@ -119,7 +119,7 @@ def run_on_fakes(
 @contextlib.contextmanager
 def _followed(path: PathTrace, recorder: EffectRecorder) -> Iterator[None]:
     """Record the operators of a trace with symbols; end it if torch's symbolic arithmetic takes too long."""
-    with path.watching(), ended_if_endless(lambda: recorder.operators):
+    with path.watching(), aborted_if_stuck(lambda: recorder.operators):
         yield
 
 
@@ -139,7 +139,7 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
         with random_numbers.seeded_by(0, 0), request.state.applied():
             copies = [tensor.clone() for tensor in inputs]
             recorder = EffectRecorder(copies, None, _write_refusal(request), saved)
-            watchdog = ended_if_endless(lambda: recorder.operators)
+            watchdog = aborted_if_stuck(lambda: recorder.operators)
             with (
                 watchdog,
                 recorder.watching(),

@@ -59,7 +59,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     except Exception as error:
         raise_if_from_signal(error)
         found = summary_of(error)
-        if traced.traits.by_data:
+        if traced.traits.has_dynamic_sizes:
             found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"
         raise TranslationError(f"`{traced.name}` cannot be traced ({type(fn).__name__}): {found}") from error
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
@@ -68,7 +68,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
 
 def use_of(traced: TracedFunction) -> GraphUse:
     """Return the purpose of the translated graphs of a function and of its derivatives."""
-    if traced.traits.by_data:
+    if traced.traits.has_dynamic_sizes:
         return GraphUse.REGIONS
     return GraphUse.KERNELS if traced.fuses_chains else GraphUse.TRANSLATE
 

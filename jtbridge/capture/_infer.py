@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from jtbridge._compat import answered_fake, run_outside_transforms, watch_questions
+from jtbridge._compat import run_outside_transforms, was_answered_fake, watch_is_fake_tensor
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
@@ -29,8 +29,8 @@ def infer(request: TraceRequest) -> AbstractResult:
         MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
-    watch_questions()
-    answered_fake()  # discards the tests of earlier functions
+    watch_is_fake_tensor()
+    was_answered_fake()  # discards the tests of earlier functions
     trials: list[Trial] = []
     cause: Exception | None = None
     for strategy in STRATEGIES:

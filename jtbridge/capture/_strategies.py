@@ -11,7 +11,7 @@ import torch
 
 from jtbridge._compat import (
     DataDependentOutputException,
-    answered_fake,
+    was_answered_fake,
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.forward_mode import named_forward_mode
@@ -33,14 +33,14 @@ from ._path_outcomes import PathOutcome, agreed, are_possible, without_empty_siz
 from ._request import AbstractResult, TraceRequest
 from ._unbacked import PathTrace, explored
 from .modes.branches import BranchOracle, all_paths
-from .modes.caught import Place, RaisingAt, with_different_handlers
+from .modes.caught import InjectedErrorMode, Place, with_different_handlers
 from .modes.closed_over import may_be_on_gpu
 from .modes.effects import EffectRecorder, SharedMemoryError
 from .modes.overrides import OverrideMode
-from .modes.texts import OtherText
+from .modes.texts import AlteredReprMode
 
 _DIFFERS_IF_FAKE = "its model (of transformers) computes something else when it is traced"
-_Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and the record of effects
+_RunRecord = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and the record of effects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> Abstra
         raise
 
 
-def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _Trace:
+def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _RunRecord:
     with OverrideMode():
         return run_on_fakes(request, request.state, oracle)
 
@@ -127,7 +127,7 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
         on_values=refusing_jax_in_program(lambda: _on_example_values(request)),
     )
 
-    def trace(attempt: TraceRequest) -> _Trace:
+    def trace(attempt: TraceRequest) -> _RunRecord:
         with mode():
             return run_on_fakes(attempt, request.state)
 
@@ -135,7 +135,7 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
-    is_asked = answered_fake()
+    is_asked = was_answered_fake()
     reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder.may_raise, trace)
     if reason is None and is_asked and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
@@ -206,7 +206,7 @@ def _depends_on_what_torch_raises(
     if request.ordered:
         return None
     for place in with_different_handlers(places):
-        raising = RaisingAt(place, request.call)
+        raising = InjectedErrorMode(place, request.call)
         with failures_ignored():
             attempt = dataclasses.replace(request, call=raising.run)
             request.guard.run(lambda attempt=attempt: trace(attempt))
@@ -215,7 +215,9 @@ def _depends_on_what_torch_raises(
     return None
 
 
-def _refuse_used_text(request: TraceRequest, traces: Sequence[_Trace], once_more: Callable[[], list[_Trace]]) -> None:
+def _refuse_used_text(
+    request: TraceRequest, traces: Sequence[_RunRecord], once_more: Callable[[], list[_RunRecord]]
+) -> None:
     """Raise if a function uses the text of a tensor for more than printing or logging.
 
     Args:
@@ -226,16 +228,16 @@ def _refuse_used_text(request: TraceRequest, traces: Sequence[_Trace], once_more
     Raises:
         StrategyError: the function uses the text.
     """
-    if request.ordered or not any(recorder.takes_text for _, recorder in traces):
+    if request.ordered or not any(recorder.reads_repr for _, recorder in traces):
         return
-    again: Sequence[_Trace] = ()
-    with failures_ignored(), OtherText():
+    again: Sequence[_RunRecord] = ()
+    with failures_ignored(), AlteredReprMode():
         again = request.guard.run(once_more)
     if len(again) != len(traces) or not all(map(_same_trace, traces, again)):
         raise StrategyError("it uses the text of a tensor (`repr`, `str` or an f-string), which shows values")
 
 
-def _same_trace(a: _Trace, b: _Trace) -> bool:
+def _same_trace(a: _RunRecord, b: _RunRecord) -> bool:
     return _same_types(a[0], b[0]) and a[1].calls == b[1].calls
 
 
@@ -247,13 +249,13 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     """
     assert cause is not None
 
-    def trace(attempt: TraceRequest) -> list[_Trace]:
+    def trace(attempt: TraceRequest) -> list[_RunRecord]:
         return all_paths(lambda oracle: _with_overrides(attempt, oracle))
 
     runs: list[Callable[[], Any]] = []
 
-    def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss an earlier path's writes
-        def again() -> _Trace:
+    def guarded(oracle: BranchOracle) -> _RunRecord:  # one guard for all paths would miss an earlier path's writes
+        def again() -> _RunRecord:
             return _with_overrides(request, BranchOracle(oracle.given))
 
         runs.append(again)
@@ -278,7 +280,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     if reason is None:
         places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
         reason = _depends_on_what_torch_raises(request, places, trace)
-    if reason is None and answered_fake() and differs_if_fake(request):
+    if reason is None and was_answered_fake() and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     if reason is not None:
         raise StrategyError(reason)
@@ -290,7 +292,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     return dataclasses.replace(found, traits=dataclasses.replace(found.traits, only_branches=True))
 
 
-def _have_one_type(paths: Sequence[_Trace]) -> bool:
+def _have_one_type(paths: Sequence[_RunRecord]) -> bool:
     """Return whether the results of all paths have the same tree, types and static values."""
     ((first, tree), recorder), *others = paths
 
@@ -313,7 +315,7 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with symbols for the sizes and values that depend on data."""
     assert cause is not None
 
-    def trace(path: PathTrace) -> _Trace:
+    def trace(path: PathTrace) -> _RunRecord:
         with OverrideMode():
             return run_on_fakes(request, request.state, path=path)
 
@@ -328,7 +330,10 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
         )
         traits = traits_of(request, recorder, reason_of(cause), False)
         return PathOutcome(
-            leaves, tree, dataclasses.replace(traits, by_data=in_a_graph(path, recorder)), recorder.result_order
+            leaves,
+            tree,
+            dataclasses.replace(traits, has_dynamic_sizes=in_a_graph(path, recorder)),
+            recorder.result_order,
         )
 
     def in_a_graph(path: PathTrace, recorder: EffectRecorder) -> bool:
@@ -339,10 +344,10 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
             or request.output_shapes is not None
             or path.choices
             or recorder.inner_autograd
-            or recorder.takes_text
+            or recorder.reads_repr
         ):
             return False
-        if _not_in_a_graph(recorder) or (answered_fake() and differs_if_fake(request)):
+        if _not_in_a_graph(recorder) or (was_answered_fake() and differs_if_fake(request)):
             return False
         return not _depends_on_what_torch_raises(
             request,

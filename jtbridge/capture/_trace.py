@@ -22,7 +22,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import TranslationError
-from jtbridge.state import start_over
+from jtbridge.state import restore_before_next_attempt
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import late_scalars
 
@@ -31,14 +31,14 @@ from ._overlapping_writes import refuse_overlapping_writes
 from .chains import CallRecorder
 from .modes.branches import BranchOracle, traced_on_all_paths
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
-from .modes.compared_numbers import ComparedNumbers
+from .modes.compared_numbers import ScalarComparisonMode
 from .modes.constant_eval import ConstantEvalMode
-from .modes.exceptions import none_caught
+from .modes.exceptions import reraise_caught_exceptions
 from .modes.fake_operators import FakeAsReal
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
 from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
-from .modes.overrides import AsOnValues, CopiedTensors, HooksWithoutGradient, OverrideMode
+from .modes.overrides import AsOnRealTensors, CopiedTensors, HooksWithoutGradient, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
@@ -110,7 +110,7 @@ def _trace_one_way(
     *,
     compares: bool = False,
 ) -> fx.GraphModule:
-    start_over()
+    restore_before_next_attempt()
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
     # A function that is called reads closed-over tensors in each call: its graphs must not hold their values.
     known = (
@@ -125,15 +125,15 @@ def _trace_one_way(
         contextlib.nullcontext() if use is GraphUse.RUN else WithoutFusedLstm(),
         FusedGradients() if use is GraphUse.GRADIENT else contextlib.nullcontext(),
         contextlib.nullcontext() if oracle is None else OverrideMode(),
-        ComparedNumbers(oracle) if oracle is not None and compares else contextlib.nullcontext(),
+        ScalarComparisonMode(oracle) if oracle is not None and compares else contextlib.nullcontext(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
-        AsOnValues(),
+        AsOnRealTensors(),
         HooksWithoutGradient(),
     ):
         try:
             run = _in_trace_modes(fn, oracle, recorder, known)
-            module = trace_joint(run, tensors, refuse_overlapping_writes, by_data=use is GraphUse.REGIONS)
+            module = trace_joint(run, tensors, refuse_overlapping_writes, has_dynamic_sizes=use is GraphUse.REGIONS)
         finally:
             keeps = known.materialize()
     module.meta["keeps"] = keeps
@@ -173,7 +173,7 @@ def _in_trace_modes(
             GroupedProducts(),
             known,
             recorder(),
-            none_caught(),
+            reraise_caught_exceptions(),
             HigherOrderInOperators(),
             FakeAsReal(),
             contextlib.nullcontext() if oracle is None else NumpyViews(),

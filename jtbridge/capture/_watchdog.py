@@ -33,7 +33,7 @@ def _is_at_jump(frame: types.FrameType) -> bool:
 
 
 @contextlib.contextmanager
-def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
+def aborted_if_stuck(operators: Callable[[], int]) -> Iterator[None]:
     """End the block if this thread runs Python code for `SECONDS` without calling an operator of torch.
 
     Args:

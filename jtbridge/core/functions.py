@@ -216,7 +216,7 @@ class TracedFunction(TorchFunction):
     @property
     def untranslatable(self) -> str | None:
         """Return why no graph of this function can be translated, as far as its trace shows; None if it may be."""
-        needs_regions = self.traits.by_data and self.islands != "needed"
+        needs_regions = self.traits.has_dynamic_sizes and self.islands != "needed"
         return self.traits.untraceable if needs_regions else self.traits.untranslatable
 
     @property

@@ -71,8 +71,8 @@ class FunctionTraits:
         untraceable: why the function cannot be traced on fake tensors; None if it can be.
         only_branches: the function is untraceable only because it reads values to branch on them or to assert something
             about them, so it can be translated.
-        by_data: the function is untraceable only because sizes or numbers inside depend on data, without deciding what
-            it computes: it can be translated where torch runs the regions with such sizes.
+        has_dynamic_sizes: the function is untraceable only because sizes or numbers inside depend on data, without
+            deciding what it computes: it can be translated where torch runs the regions with such sizes.
         uses_default_dtype: the function may depend on torch's default dtype, so the traced function is valid for one
             default dtype only.
     """
@@ -84,10 +84,10 @@ class FunctionTraits:
     unbatchable: str | None = None
     untraceable: str | None = None
     only_branches: bool = False
-    by_data: bool = False
+    has_dynamic_sizes: bool = False
     uses_default_dtype: bool = True
 
     @property
     def untranslatable(self) -> str | None:
         """Return why the function cannot be translated, as far as its trace shows; None if no reason is known."""
-        return None if self.only_branches or self.by_data else self.untraceable
+        return None if self.only_branches or self.has_dynamic_sizes else self.untraceable

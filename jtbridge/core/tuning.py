@@ -31,7 +31,7 @@ from .context_variables import assigned
 from .messages import warn_user
 
 T = TypeVar("T")
-Key = Mapping[str, Any]  # the values that a choice depends on, of types that JSON has
+ChoiceKey = Mapping[str, Any]  # the values that a choice depends on, of types that JSON has
 
 _TUNE: contextvars.ContextVar[bool] = contextvars.ContextVar("jtbridge_tune", default=False)
 _FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_tuning_folder", default=None)
@@ -107,13 +107,13 @@ def folder() -> Path:
     return _FOLDER.get() or cache_folder.folder() / "tuning"
 
 
-def digest(key: Key) -> str:
+def digest(key: ChoiceKey) -> str:
     """Return the name of a key in file names and tables."""
     return hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:24]
 
 
 def known_or_tuned(
-    found: dict[str, T | None], key: Key, path: Path, read: Callable[[], T | None], tune: Callable[[], T | None]
+    found: dict[str, T | None], key: ChoiceKey, path: Path, read: Callable[[], T | None], tune: Callable[[], T | None]
 ) -> T | None:
     """Return the result for a key, from this process, from the key's file or measured now; None if there is none.
 
@@ -159,7 +159,7 @@ def several_processes_reason() -> str | None:
     return None
 
 
-def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
+def read(path: Path, key: ChoiceKey, parse: Callable[[Any], T | None]) -> T | None:
     """Return the result in a key's file; None if there is none for this key.
 
     A file that cannot be read or understood counts as missing, with a warning.
@@ -184,7 +184,7 @@ def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
         return warn(f"no tuning result is in {path}, the default is used: {type(error).__name__}: {error}")
 
 
-def write(path: Path, key: Key, result: Mapping[str, Any]) -> None:
+def write(path: Path, key: ChoiceKey, result: Mapping[str, Any]) -> None:
     """Write the result of tuning to a file, atomically: other processes that write or read see a whole file.
 
     If that fails, there is a warning and this process goes on with the result. A later process has to tune again.

@@ -83,7 +83,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
         # A program with Triton kernels is valid on all platforms: without Triton, a kernel is lowered to its reference.
-        serving_all = next((each for each in chosen if each.kernels), chosen[0])
+        serving_all = next((each for each in chosen if each.uses_kernels), chosen[0])
         return serving_all.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
     def refuse_jet(**params: Any) -> NoReturn:

@@ -273,7 +273,7 @@ def _gradient(traced: TracedFunction) -> TorchFunction | None:
     wrt, outs = differentiable(traced.in_types[: traced.first_constant]), differentiable(traced.out_types)
     if not wrt or not outs:
         return None
-    if traced.traits.by_data and untranslatable_reason(traced) is None:
+    if traced.traits.has_dynamic_sizes and untranslatable_reason(traced) is None:
         found = split(traced, wrt, outs, translated=True)
         if isinstance(found, Split):
             return found.backward

@@ -31,7 +31,7 @@ WEAK = "weak"  # marks the place of a weakly typed JAX array, such as one made f
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class RandomKeyMarker:
     """Marks the place of a random key of JAX, whose bits are a tensor in torch."""
 
     implementation: str
@@ -42,7 +42,7 @@ class Arguments:
     """The arguments of a call without the values of its tensors. Equal ones share a compiled function."""
 
     tree: Any
-    keys: tuple[Hashable, ...]  # `TENSOR`, `WEAK`, a `Key`, or a key of the static leaf's value
+    keys: tuple[Hashable, ...]  # `TENSOR`, `WEAK`, a `RandomKeyMarker`, or a key of the static leaf's value
     statics: tuple[Any, ...] = dataclasses.field(compare=False)
     tree_key: Any  # differs for trees whose static parts are equal but not the same, such as 1 and True
 
@@ -54,7 +54,7 @@ class Arguments:
                 leaves[i] = next(rest)
             elif key is WEAK:
                 leaves[i] = weakly_typed(next(rest))
-            elif isinstance(key, Key):
+            elif isinstance(key, RandomKeyMarker):
                 leaves[i] = jax.random.wrap_key_data(next(rest), impl=key.implementation)
         return self.tree.unflatten(leaves)
 
@@ -86,7 +86,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             tensors.append(leaf)
         elif isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             _refuse_tracer(leaf, lambda p=position: _named(name, args, kwargs, p))
-            keys.append(Key(str(jax.random.key_impl(leaf))))
+            keys.append(RandomKeyMarker(str(jax.random.key_impl(leaf))))
             tensors.append(to_torch(jax.random.key_data(leaf)))
         elif isinstance(leaf, jax.Array | np.ndarray | np.generic):
             named = lambda p=position: _named(name, args, kwargs, p)  # noqa: E731

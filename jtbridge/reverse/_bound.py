@@ -132,7 +132,7 @@ class Caller:
         self._bound: dict[tuple[Arguments, bool], BoundFunction] = {}
         self._in_graphs: set[BoundFunction] = set()
         self._lock = threading.Lock()
-        self._told = False  # whether the user was warned about tensors without a gradient
+        self._warned = False  # whether the user was warned about tensors without a gradient
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         results, tree = self.flat(args, kwargs)
@@ -166,8 +166,8 @@ class Caller:
         if function.reads and torch.is_grad_enabled():
             if is_inside():
                 refuse_arguments(self.name, function.reads)
-            elif not self._told:
-                self._told = warn_of_missing_gradients(self.name, function.reads)
+            elif not self._warned:
+                self._warned = warn_of_missing_gradients(self.name, function.reads)
         if not function.x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
         return results, function.tree(tensor_types(tensors))

@@ -47,7 +47,7 @@ class Layout:
         return found
 
 
-class _Trace:
+class _ForwardTrace:
     """One trace of a forward. The object exists as long as JAX's program of this trace."""
 
 
@@ -55,14 +55,14 @@ class _Trace:
 class _Traced:
     """A pytree node without leaves that holds a trace, so that each compiled program returns its own trace."""
 
-    def __init__(self, trace: _Trace):
+    def __init__(self, trace: _ForwardTrace):
         self.trace = trace
 
-    def tree_flatten(self) -> tuple[tuple[()], _Trace]:
+    def tree_flatten(self) -> tuple[tuple[()], _ForwardTrace]:
         return (), self.trace
 
     @classmethod
-    def tree_unflatten(cls, trace: _Trace, _: Any) -> _Traced:
+    def tree_unflatten(cls, trace: _ForwardTrace, _: Any) -> _Traced:
         return cls(trace)
 
 
@@ -92,7 +92,7 @@ class ForwardWithResiduals(JaxFunction):
         self._wrt = wrt
         self._last = _Last()
         # JAX's caches refer to the traces, and must not refer to the layouts, which refer to this function.
-        self._layouts: weakref.WeakKeyDictionary[_Trace, Layout] = weakref.WeakKeyDictionary()
+        self._layouts: weakref.WeakKeyDictionary[_ForwardTrace, Layout] = weakref.WeakKeyDictionary()
         self.refused: set[Types] = set()
         super().__init__(base.name, self._with_residuals, base.x64)
 
@@ -138,7 +138,7 @@ class ForwardWithResiduals(JaxFunction):
         return [*results, *in_own_memory(residuals)], self._trace_of(layout)
 
     def _trace_of(self, layout: Layout) -> _Traced:
-        trace = _Trace()
+        trace = _ForwardTrace()
         self._layouts[trace] = layout
         return _Traced(trace)
 

@@ -16,7 +16,7 @@ from ._before_run import StateBeforeRun
 from ._comparison import VALUES, same, same_results, same_tensors
 from ._escaped import PoisonTensor, poison_tensor, replace
 from ._global_draws import GlobalDraws
-from ._guard import NO_GUARD, StateGuard, save_values, saving_state_once, start_over
+from ._guard import NO_GUARD, StateGuard, restore_before_next_attempt, save_values, saving_state_once
 from ._kinds import of_library
 from ._reachable import Change, ReachableState
 from ._written_values import WrittenValues

@@ -74,7 +74,7 @@ class GlobalDraws:
             if self._numpy is not None:
                 GLOBAL_NUMPY_RANDOM.set_state(self._numpy)
 
-    def watched_if_needed(self, trial: Callable[[], Result], start_over: Callable[[], None]) -> Result:
+    def watched_if_needed(self, trial: Callable[[], Result], restore_before_next_attempt: Callable[[], None]) -> Result:
         """Return the result of `trial`; if a generator has changed, run it again and record the draws.
 
         Use it for a function that drew nothing in an earlier run: the profiler, which records draws, makes a run
@@ -82,7 +82,7 @@ class GlobalDraws:
 
         Args:
             trial: runs the function.
-            start_over: restores the state from which the function runs.
+            restore_before_next_attempt: restores the state from which the function runs.
         """
         python, numpy = random.getstate(), _numpy_state()
         failure: Exception | None = None
@@ -96,7 +96,7 @@ class GlobalDraws:
             if failure is not None:
                 raise failure
             return result
-        start_over()
+        restore_before_next_attempt()
         try:
             with self.watched():
                 return trial()

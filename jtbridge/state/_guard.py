@@ -345,7 +345,7 @@ def _starting_from(state: ReachableState) -> Iterator[None]:
         _RUNNING.states.pop()
 
 
-def start_over() -> None:
+def restore_before_next_attempt() -> None:
     """Restore the state that earlier attempts to trace the function changed, before the next attempt begins."""
     states = getattr(_RUNNING, "states", ())
     if states:

@@ -19,7 +19,7 @@ from jtbridge._compat import hidden_from_modes, innermost, storage_id, writes
 from ._comparison import DEPTH, MISSING, holds_traced, same, same_tensors
 from ._iterators import position_of
 from ._kinds import ALL_GLOBALS, DENSE_TENSOR, GLOBALS, SMALL_TENSOR, TENSOR
-from ._records import Path, Position, Record
+from ._records import IteratorPosition, Record, StatePath
 from ._walk import StateWalk
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors whose values can be compared
@@ -28,7 +28,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors whose values can
 class Change(NamedTuple):
     """One change of state: where it is, and its values before and after."""
 
-    path: Path
+    path: StatePath
     before: Any
     after: Any
 
@@ -95,7 +95,10 @@ class ReachableState:
                 for step, key, before, after in record.differences():
                     is_global = record.kind in (GLOBALS, ALL_GLOBALS)
                     parent = record.path
-                    place = Path(None, "global", key) if is_global else Path(parent, step, key) if step else parent
+                    if is_global:
+                        place = StatePath(None, "global", key)
+                    else:
+                        place = StatePath(parent, step, key) if step else parent
                     found.append(Change(place, before, after))
             found += [Change(found_.path, found_.position, found_.iterator) for found_ in self._advanced()]
         return found
@@ -108,7 +111,7 @@ class ReachableState:
             part._saved.positions = self._advanced()
         return part
 
-    def tensors(self) -> Iterator[tuple[torch.Tensor, Path]]:
+    def tensors(self) -> Iterator[tuple[torch.Tensor, StatePath]]:
         """Return the tensors in the snapshot, each with its path."""
         kinds = (TENSOR, SMALL_TENSOR, DENSE_TENSOR)
         return ((record.obj, record.path) for record in self._saved.records if record.kind in kinds)
@@ -158,11 +161,11 @@ class ReachableState:
         """
         return [cache.name for cache in self._saved.caches if cache.drop_traced()]
 
-    def without_shape(self) -> list[Path]:
+    def without_shape(self) -> list[StatePath]:
         """Return the places of parameters and buffers of lazy modules, which get a shape in their first call."""
         return self._saved.without_shape
 
-    def escaped(self) -> list[Path]:
+    def escaped(self) -> list[StatePath]:
         """Return the places where the snapshot has tensors that escaped from a transform of `torch.func`."""
         return self._saved.escaped
 
@@ -204,7 +207,7 @@ class ReachableState:
             if any(empty.containers):
                 yield from empty.filled()
 
-    def _advanced(self) -> list[Position]:
+    def _advanced(self) -> list[IteratorPosition]:
         return [known for known in self._saved.positions if not same(known.position, position_of(known.iterator))]
 
 

@@ -13,13 +13,13 @@ from ._kinds import ATTRIBUTES, DICT_OF, SET, TYPE, Kind, attributes_of, kind_of
 _OF_TORCH = {"_is_param", "_is_buffer"}  # attributes by which torch knows parameters and buffers of any class
 
 
-class Path(NamedTuple):
+class StatePath(NamedTuple):
     """Path to an object: the path of its holder, and the step from there ("root", "global", "attribute" or "item").
 
     A root is a variable of a closure or an argument. The path of a root has no parent.
     """
 
-    parent: Path | None
+    parent: StatePath | None
     kind: str
     key: Any
 
@@ -29,7 +29,7 @@ class Path(NamedTuple):
         holder = self.parent
         if self.kind == "item" and holder.kind == "attribute" and holder.key in MODULE_TABLES and holder.parent:
             digits = str(self.key).isdigit()
-            return f"{holder.parent}[{self.key}]" if digits else str(Path(holder.parent, "attribute", self.key))
+            return f"{holder.parent}[{self.key}]" if digits else str(StatePath(holder.parent, "attribute", self.key))
         if self.kind == "attribute":
             return f"{holder}.{self.key}" if str(holder) else str(self.key)
         return f"{holder}[{json.dumps(self.key) if isinstance(self.key, str) else repr(self.key)}]"
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     obj: Any
     kind: Kind
     contents: Any
-    path: Path
+    path: StatePath
 
     def differences(self) -> Iterator[tuple[str, Any, Any, Any]]:
         """Return the differences between the saved and the present contents, each as step, key, before, after."""
@@ -68,7 +68,7 @@ class ClassAndDict(NamedTuple):
     cls: type
     attributes: dict[str, Any] | None
     is_bare: bool  # a tensor without attributes
-    path: Path
+    path: StatePath
 
     def changed(self) -> Iterator[Record]:
         """Yield records of the class and the dict, if they were replaced since, or if an empty dict was filled."""
@@ -86,20 +86,20 @@ class EmptyContainers(NamedTuple):
 
     names: Sequence[str]
     containers: Sequence[dict | set]
-    path: Path  # of the module
+    path: StatePath  # of the module
 
     def filled(self) -> Iterator[Record]:
         """Yield records of the containers that are no longer empty."""
         for name, container in zip(self.names, self.containers, strict=True):
             if container:
                 kind = SET if isinstance(container, set) else kind_of_dict(container)
-                yield Record(container, kind, type(container)(), Path(self.path, "attribute", name))
+                yield Record(container, kind, type(container)(), StatePath(self.path, "attribute", name))
 
 
-class Position(NamedTuple):
+class IteratorPosition(NamedTuple):
     """An iterator and its position when the state was saved."""
 
     iterator: Any
     position: Any
     copy: Any  # None where it cannot be copied
-    path: Path
+    path: StatePath

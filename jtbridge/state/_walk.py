@@ -86,7 +86,7 @@ from ._kinds import (
     parts_of_tensor,
     slots,
 )
-from ._records import ClassAndDict, EmptyContainers, Path, Position, Record
+from ._records import ClassAndDict, EmptyContainers, IteratorPosition, Record, StatePath
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
@@ -134,34 +134,34 @@ class StateWalk:
         self.records: list[Record] = []
         self.objects: list[ClassAndDict] = []
         self.empty: list[EmptyContainers] = []
-        self.positions: list[Position] = []
+        self.positions: list[IteratorPosition] = []
         self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
         self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
         self.caches: list[CachedFunction] = []
-        self.escaped: list[Path] = []
-        self.without_shape: list[Path] = []
+        self.escaped: list[StatePath] = []
+        self.without_shape: list[StatePath] = []
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
         self._slots: dict[type, bool] = {}  # for the class of each visited object, whether it has slots
-        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of `_classes` that no reached code names yet
+        self._methods: dict[str, list[tuple[Any, StatePath]]] = {}  # of `_classes`; no reached code names them yet
         self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
-        self._visitors: dict[type, Callable[[Any, Path], None]] = {}
+        self._visitors: dict[type, Callable[[Any, StatePath], None]] = {}
         self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._bytes = 0
-        self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
+        self._queue = collections.deque((root, StatePath(None, "root", name)) for name, root in roots)
         with hidden_from_modes():
             for name, hooks in global_hooks().items():
                 if isinstance(hooks, dict):
-                    self._record(hooks, kind_of_dict(hooks), Path(None, "global", name))
-                self._hooks(hooks, Path(None, "global", name))
+                    self._record(hooks, kind_of_dict(hooks), StatePath(None, "global", name))
+                self._hooks(hooks, StatePath(None, "global", name))
             while self._queue and len(self._seen) < _MOST_OBJECTS:
                 self._visit(*self._queue.popleft())
             self._queue.clear()
             for scope, names in self._scopes.values():
-                self._record((scope, names), GLOBALS, Path(None, "global", ""))
+                self._record((scope, names), GLOBALS, StatePath(None, "global", ""))
 
-    def _visit(self, obj: Any, path: Path) -> None:
+    def _visit(self, obj: Any, path: StatePath) -> None:
         if id(obj) in self._seen:
             return
         self._seen[id(obj)] = obj
@@ -172,7 +172,7 @@ class StateWalk:
             self._visitors[cls] = self._visitor(obj)
         self._visitors[cls](obj, path)
 
-    def _visitor(self, obj: Any) -> Callable[[Any, Path], None]:
+    def _visitor(self, obj: Any) -> Callable[[Any, StatePath], None]:
         """Return the function that visits objects of the type of `obj`."""
         visit = self._visitor_of_kind(obj)
         if visit == self._object or isinstance(obj, torch.Tensor | types.FunctionType | type | types.ModuleType):
@@ -180,13 +180,13 @@ class StateWalk:
         if is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
             return visit
 
-        def visit_subclass(obj: Any, path: Path) -> None:  # a container or a value of a user's class
+        def visit_subclass(obj: Any, path: StatePath) -> None:  # a container or a value of a user's class
             visit(obj, path)
             self._object(obj, path)
 
         return visit_subclass
 
-    def _visitor_of_kind(self, obj: Any) -> Callable[[Any, Path], None]:
+    def _visitor_of_kind(self, obj: Any) -> Callable[[Any, StatePath], None]:
         """Return the function that visits objects of the kind of `obj`, but not the attributes of a user's subclass."""
         if isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType):
             return self._method_in_c
@@ -229,63 +229,63 @@ class StateWalk:
             return self._runner if hasattr(type(obj), "objects_of_the_user") else _pass_by
         return self._object
 
-    def _dict(self, obj: dict, path: Path) -> None:
+    def _dict(self, obj: dict, path: StatePath) -> None:
         self._record(obj, kind_of_dict(obj), path)
         if dict.__len__(obj):  # not `if obj`: for a subclass in transformers, it imports all models
             self._queue_all(path, "item", dict.items(obj))
         if isinstance(obj, collections.defaultdict):
             self._record(obj, FACTORY, path)
-            self._queue.append((obj.default_factory, Path(path, "attribute", "default_factory")))
+            self._queue.append((obj.default_factory, StatePath(path, "attribute", "default_factory")))
 
-    def _sequence(self, obj: list | collections.deque, path: Path) -> None:
+    def _sequence(self, obj: list | collections.deque, path: StatePath) -> None:
         self._record(obj, LIST if isinstance(obj, list) else DEQUE, path)
         self._queue_all(path, "item", enumerate(obj))
 
-    def _set(self, obj: set, path: Path) -> None:
+    def _set(self, obj: set, path: StatePath) -> None:
         self._record(obj, SET, path)
         self._queue_all(path, "item", enumerate(obj))
 
-    def _context_variable(self, variable: contextvars.ContextVar, path: Path) -> None:
+    def _context_variable(self, variable: contextvars.ContextVar, path: StatePath) -> None:
         self._record(variable, CONTEXT_VARIABLE, path)
         self._queue.append((variable.get(None), path))
 
-    def _view_of_dict(self, view: types.MappingProxyType, path: Path) -> None:
+    def _view_of_dict(self, view: types.MappingProxyType, path: StatePath) -> None:
         self._record(view, VIEW_OF_DICT, path)
         self._queue_all(path, "item", view.items())
 
-    def _array(self, array: np.ndarray, path: Path) -> None:
+    def _array(self, array: np.ndarray, path: StatePath) -> None:
         if array.flags.writeable and self._may_copy(array.nbytes):
             self._record(array, ARRAY, path)
         if array.dtype.hasobject and not array.dtype.names:
             self._queue_all(path, "item", enumerate(array.flat))
 
-    def _memory(self, obj: Any, path: Path) -> None:
+    def _memory(self, obj: Any, path: StatePath) -> None:
         if has_memory(obj) and self._may_copy(memoryview(obj).nbytes):
             self._record(obj, MEMORY, path)
 
-    def _iterator(self, iterator: Any, path: Path) -> None:
+    def _iterator(self, iterator: Any, path: StatePath) -> None:
         position = position_of(iterator)
         if position is not None:
-            self.positions.append(Position(iterator, position, copy_of(iterator), path))
+            self.positions.append(IteratorPosition(iterator, position, copy_of(iterator), path))
             self._queue.extend((part, path) for part in parts(position))
 
-    def _module(self, module: types.ModuleType, path: Path) -> None:
+    def _module(self, module: types.ModuleType, path: StatePath) -> None:
         if not of_library(module.__name__):
             self._modules.append(vars(module))
             self._scope(vars(module), self.names)
 
-    def _method_in_c(self, method: types.BuiltinMethodType | types.MethodWrapperType, path: Path) -> None:
+    def _method_in_c(self, method: types.BuiltinMethodType | types.MethodWrapperType, path: StatePath) -> None:
         """Visit the object of a bound method such as `items.append`, or `apply` of a Function in torch 2.15."""
         owner = method.__self__
         is_global_generator = owner is GLOBAL_RANDOM or owner is GLOBAL_NUMPY_RANDOM  # whose draws are watched
         if owner is not None and not isinstance(owner, types.ModuleType) and not is_global_generator:
             self._queue.append((owner, _or_self(path)))
 
-    def _method(self, method: types.MethodType, path: Path) -> None:
+    def _method(self, method: types.MethodType, path: StatePath) -> None:
         self._queue.append((method.__self__, _or_self(path)))
         self._queue.append((method.__func__, path))
 
-    def _generator(self, generator: Any, path: Path) -> None:
+    def _generator(self, generator: Any, path: StatePath) -> None:
         kind = generator_kind(generator)
         if kind is not None:
             self._record(generator, kind, path)
@@ -294,19 +294,19 @@ class StateWalk:
         elif isinstance(generator, np.random.BitGenerator):
             self._queue.append((generator.seed_seq, path))
 
-    def _record(self, obj: Any, kind: Kind, path: Path) -> None:
+    def _record(self, obj: Any, kind: Kind, path: StatePath) -> None:
         self.records.append(Record(obj, kind, kind.read(obj), path))
 
-    def _queue_all(self, path: Path, step: str, items: Iterable[tuple[Any, Any]]) -> None:
+    def _queue_all(self, path: StatePath, step: str, items: Iterable[tuple[Any, Any]]) -> None:
         for key, value in items:
             if type(value) not in PLAIN:
-                self._queue.append((value, Path(path, step, key)))
+                self._queue.append((value, StatePath(path, step, key)))
 
     def _may_copy(self, size: int) -> bool:
         self._bytes += size
         return self._bytes <= _MOST_BYTES
 
-    def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
+    def _tensor(self, tensor: torch.Tensor, path: StatePath) -> None:
         if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
             self.escaped.append(path)
             return
@@ -323,55 +323,55 @@ class StateWalk:
         if tensor.is_leaf and tensor.requires_grad:
             self._record(tensor, LEAF_HOOKS, path)
             for name, hooks in self.records[-1].contents.items():
-                self._hooks(hooks, Path(path, "attribute", name))
+                self._hooks(hooks, StatePath(path, "attribute", name))
         if tensor.is_leaf and tensor.grad is not None:
-            self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
+            self._queue.append((tensor.grad, StatePath(path, "attribute", "grad")))
         if not is_dense:
             self._parts_of_tensor(tensor, path)
         self._object(tensor, path)
 
-    def _parts_of_tensor(self, tensor: torch.Tensor, path: Path) -> None:
+    def _parts_of_tensor(self, tensor: torch.Tensor, path: StatePath) -> None:
         self._queue_all(path, "attribute", parts_of_tensor(tensor))
 
-    def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
+    def _hooks(self, hooks: Mapping[Any, Any], path: StatePath) -> None:
         """Visit hooks. The hook that torch makes for several tensors, for example, has the user's in its closure."""
         for key, hook in hooks.items():
-            place = Path(path, "item", key)
+            place = StatePath(path, "item", key)
             self._queue.append((hook, place))
             if isinstance(hook, types.FunctionType) and of_library(module_of(hook)):
                 self._queue.extend((read_cell(cell), place) for cell in hook.__closure__ or ())
 
-    def _function(self, fn: types.FunctionType, path: Path) -> None:
+    def _function(self, fn: types.FunctionType, path: StatePath) -> None:
         # `functools.wraps` may give a user's function a library's `__module__`, and a library's function the user's.
         if of_library(module_of(fn)) and of_library(fn.__globals__.get("__name__") or ""):
             return
-        self._record(fn, FUNCTION, Path(None, "root", fn.__name__))
+        self._record(fn, FUNCTION, StatePath(None, "root", fn.__name__))
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
-                place = Path(None, "root", variable)
+                place = StatePath(None, "root", variable)
                 self._record(cell, CELL, place)
                 self._queue.append((read_cell(cell), place))
         if fn.__kwdefaults__ and id(fn.__kwdefaults__) not in self._seen:
             self._seen[id(fn.__kwdefaults__)] = fn.__kwdefaults__
-            place = Path(Path(None, "root", fn.__name__), "attribute", "__kwdefaults__")
+            place = StatePath(StatePath(None, "root", fn.__name__), "attribute", "__kwdefaults__")
             self._record(fn.__kwdefaults__, kind_of_dict(fn.__kwdefaults__), place)
         defaults = fn.__defaults__ or ()
         names = fn.__code__.co_varnames[fn.__code__.co_argcount - len(defaults) :]
         for name, value in [*zip(names, defaults, strict=False), *(fn.__kwdefaults__ or {}).items()]:
-            self._queue.append((value, Path(None, "root", name)))
+            self._queue.append((value, StatePath(None, "root", name)))
         used = names_in(fn.__code__)
         self.may_draw |= "random" in used
         if "environ" in used:
-            self._queue.append((os.environ, Path(None, "global", "os.environ")))
+            self._queue.append((os.environ, StatePath(None, "global", "os.environ")))
         if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
             # With `globals()`, the function may write variables that it does not name.
             if "globals" in used and id(fn.__globals__) not in self._seen:
                 self._seen[id(fn.__globals__)] = fn.__globals__
-                self._record(fn.__globals__, ALL_GLOBALS, Path(None, "global", ""))
+                self._record(fn.__globals__, ALL_GLOBALS, StatePath(None, "global", ""))
         for name in used & sys.modules.keys():  # modules that the function may import
-            self._queue.append((sys.modules[name], Path(None, "global", name)))
+            self._queue.append((sys.modules[name], StatePath(None, "global", name)))
         new = used - self.names
         if new:
             self.names |= new
@@ -383,7 +383,7 @@ class StateWalk:
         clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`: its cache of types is not state
         if isinstance(clear, types.MethodType):
             self._seen[id(clear.__self__)] = clear.__self__
-        self._attributes(fn, Path(None, "root", fn.__name__))
+        self._attributes(fn, StatePath(None, "root", fn.__name__))
 
     def _scope(self, scope: dict[str, Any], names: Set[str]) -> None:
         known = self._scopes.setdefault(id(scope), (scope, set()))[1]
@@ -392,15 +392,15 @@ class StateWalk:
         for name in new & scope.keys():
             value = scope[name]
             if type(value) not in PLAIN:
-                self._queue.append((value, Path(None, "global", name)))
+                self._queue.append((value, StatePath(None, "global", name)))
 
-    def _class(self, cls: type, path: Path) -> None:
+    def _class(self, cls: type, path: StatePath) -> None:
         if cls in self._classes or is_of_library(cls):
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
         for other in (*inspect.getmro(type(cls)), *cls.__mro__[1:]):  # `cls.name` may be an attribute of a base
-            self._class(other, Path(None, "root", other.__name__))
+            self._class(other, StatePath(None, "root", other.__name__))
         # A base class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
         is_called = any(is_of_library(base) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
@@ -410,9 +410,9 @@ class StateWalk:
                 else:
                     self._methods.setdefault(name, []).append((value, path))
             elif not name.startswith("__") and type(value) not in PLAIN:
-                self._queue.append((value, Path(path, "attribute", name)))
+                self._queue.append((value, StatePath(path, "attribute", name)))
 
-    def _wrapper(self, obj: Any, path: Path) -> None:
+    def _wrapper(self, obj: Any, path: StatePath) -> None:
         """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
         if isinstance(obj, functools.partial):
             self._record(obj, PARTIAL, path)
@@ -424,12 +424,12 @@ class StateWalk:
             self._queue_all(path, "item", self.caches[-1].results().items())
         self._queue.extend((part, path) for part in _wrapped_by(obj))
 
-    def _runner(self, obj: Any, path: Path) -> None:
+    def _runner(self, obj: Any, path: StatePath) -> None:
         """Visit the user's objects that an object of jtbridge runs, such as a wrapped function that is called."""
         for name, part in obj.objects_of_the_user():
-            self._queue.append((part, Path(_or_self(path), "attribute", name) if name else path))
+            self._queue.append((part, StatePath(_or_self(path), "attribute", name) if name else path))
 
-    def _object(self, obj: Any, path: Path) -> None:
+    def _object(self, obj: Any, path: StatePath) -> None:
         """Visit the class, the attributes and the slots of an object."""
         path, cls = _or_self(path), type(obj)
         attributes = attributes_of(obj)
@@ -440,12 +440,12 @@ class StateWalk:
         if cls not in self._slots:
             self._slots[cls] = bool(slots(cls))
             for base in cls.__mro__:
-                self._class(base, Path(None, "root", base.__name__))
+                self._class(base, StatePath(None, "root", base.__name__))
         if self._slots[cls]:
             self._record(obj, SLOTS, path)
             self._queue_all(path, "attribute", self.records[-1].contents.items())
 
-    def _attributes(self, obj: Any, path: Path) -> None:
+    def _attributes(self, obj: Any, path: StatePath) -> None:
         attributes = attributes_of(obj)
         if attributes is not None and id(attributes) not in self._seen:
             self._seen[id(attributes)] = attributes
@@ -456,7 +456,7 @@ class StateWalk:
                 self._record(attributes, ATTRIBUTES, path)
             self._queue_all(path, "attribute", attributes.items())
 
-    def _attributes_of_module(self, attributes: dict[str, Any], path: Path) -> None:
+    def _attributes_of_module(self, attributes: dict[str, Any], path: StatePath) -> None:
         self.derived += [(attributes, name, attributes.get(name)) for name in derived_names(attributes)]
         self._record(attributes, MODULE, path)
         # A module has more than ten dicts, most of which are empty. `EmptyContainers` tests all of these at once.
@@ -466,13 +466,13 @@ class StateWalk:
         self._queue_all(path, "attribute", followed)
 
 
-def _pass_by(obj: Any, path: Path) -> None:
+def _pass_by(obj: Any, path: StatePath) -> None:
     """Ignore an object that holds no state."""
 
 
-def _or_self(path: Path) -> Path:
+def _or_self(path: StatePath) -> StatePath:
     """Return the path of an object, `self` if the object is the function itself or the object of a method."""
-    return Path(None, "root", "self") if path == Path(None, "root", "") else path
+    return StatePath(None, "root", "self") if path == StatePath(None, "root", "") else path
 
 
 def _wrapped_by(method: Any) -> list[Any]:

@@ -36,7 +36,7 @@ _FOUND: dict[str, Times | None] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class RunnerChoice:
+class IslandRunner:
     """The choice whether torch or XLA runs an operator.
 
     Attributes:
@@ -52,7 +52,7 @@ class RunnerChoice:
 
 def choose_runner(
     fn: TorchFunction, lowered: ClosedJaxpr | None, platform: str, *, measures: bool = False, one_device: bool = True
-) -> RunnerChoice:
+) -> IslandRunner:
     """Return whether torch or XLA runs an island on a platform.
 
     Args:
@@ -64,7 +64,7 @@ def choose_runner(
     """
     island = island_of(fn)
     if island.workload is None or lowered is None:
-        return RunnerChoice(True, island.reason)
+        return IslandRunner(True, island.reason)
     batches = _batches(fn)
     workload = island.workload.of_rows(math.prod(batch.size for batch in batches))
     times = None
@@ -73,12 +73,12 @@ def choose_runner(
     if times is None:
         by_rows = any(batch in fn.base.cache.sequential for batch in batches)
         reason = None if by_rows else faster_reason(workload, platform)
-        return RunnerChoice(reason is not None, reason)
+        return IslandRunner(reason is not None, reason)
     if times.torch < times.xla:
         reason = f"torch is faster: measured here {times.torch:.3g} ms against {times.xla:.3g} ms of XLA"
-        return RunnerChoice(True, f'{reason}. `islands="needed"` leaves it to XLA', measured=True)
+        return IslandRunner(True, f'{reason}. `islands="needed"` leaves it to XLA', measured=True)
     reason = f"XLA is faster: measured here {times.xla:.3g} ms against {times.torch:.3g} ms of torch"
-    return RunnerChoice(False, reason, measured=True)
+    return IslandRunner(False, reason, measured=True)
 
 
 def _batches(fn: TorchFunction) -> list[Vmap]:
@@ -104,7 +104,7 @@ def _times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | N
     return found
 
 
-def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.Key) -> Times | None:
+def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.ChoiceKey) -> Times | None:
     """Measure an operator, write the times to a file and return them; None, with a warning, if that is not possible."""
     reason = tuning.several_processes_reason()
     times = reason if reason is not None else _measure.measure(fn, lowered)

@@ -264,7 +264,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
         TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
     module = aten_graph(fn)
-    if fn.base.traits.by_data:
+    if fn.base.traits.has_dynamic_sizes:
         with forgetting_graph_sources():
             module = with_regions(module)
     reason = obstacle(module, islands=fn.base.islands in ("auto", "needed"))

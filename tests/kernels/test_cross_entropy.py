@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import cross_entropy, linear_cross_entropy
 from jtbridge.kernels._cross_entropy import configurations, op, reference, unsupported_reason
-from jtbridge.kernels._cross_entropy.configurations import Backward, Forward
+from jtbridge.kernels._cross_entropy.configurations import BackwardConfiguration, ForwardConfiguration
 
 from .harness import (
     ARCHITECTURES,
@@ -212,23 +212,23 @@ def test_configurations_compile_without_spilling(architecture, n, dtype, smoothi
 
 
 def test_configurations():
-    assert configurations.default_forward(100) == Forward(1, 128, 1)
-    assert configurations.default_forward(3000) == Forward(2, 2048, 8)
-    assert configurations.default_backward(100) == Backward(128, 1)
-    assert configurations.candidates_forward(100) == [Forward(1, 128, 1)]
+    assert configurations.default_forward(100) == ForwardConfiguration(1, 128, 1)
+    assert configurations.default_forward(3000) == ForwardConfiguration(2, 2048, 8)
+    assert configurations.default_backward(100) == BackwardConfiguration(128, 1)
+    assert configurations.candidates_forward(100) == [ForwardConfiguration(1, 128, 1)]
     assert configurations.candidates_forward(128_256) == [
-        Forward(4, 2048, 8),
-        Forward(2, 2048, 8),
-        Forward(8, 2048, 8),
-        Forward(4, 1024, 4),
-        Forward(4, 4096, 16),
+        ForwardConfiguration(4, 2048, 8),
+        ForwardConfiguration(2, 2048, 8),
+        ForwardConfiguration(8, 2048, 8),
+        ForwardConfiguration(4, 1024, 4),
+        ForwardConfiguration(4, 4096, 16),
     ]
     assert configurations.candidates_backward(128_256) == [
-        Backward(4096, 8),
-        Backward(4096, 4),
-        Backward(4096, 16),
-        Backward(2048, 4),
-        Backward(8192, 16),
+        BackwardConfiguration(4096, 8),
+        BackwardConfiguration(4096, 4),
+        BackwardConfiguration(4096, 16),
+        BackwardConfiguration(2048, 4),
+        BackwardConfiguration(8192, 16),
     ]
 
 

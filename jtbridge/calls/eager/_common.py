@@ -24,7 +24,7 @@ from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapW
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import KeptTensorError, SetGuard
 
-from ._arrays import COPIED, Placement, copied_tensor, is_copied, shared_tensor
+from ._arrays import LARGEST_COPIED, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import FAMILIES, AutogradGraph, Family, eager_function, new_leaf, recording, refuse_other_graphs
 
@@ -270,7 +270,7 @@ class _Alias(torch.autograd.Function):
 
 
 def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.clone() if leaf.numel() * leaf.itemsize <= COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
+    return leaf.clone() if leaf.numel() * leaf.itemsize <= LARGEST_COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
 
 
 def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:

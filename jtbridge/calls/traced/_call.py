@@ -279,7 +279,9 @@ class TracedCalls:
         traits, call = found.traits, request.call
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
         names = argument_names(self._fn, signature)
-        draws = traits.effects.random_operator is not None or (traits.untraceable is not None and not traits.by_data)
+        draws = traits.effects.random_operator is not None or (
+            traits.untraceable is not None and not traits.has_dynamic_sizes
+        )
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
         types = {**dict(enumerate(in_types)), **dict(traits.effects.reshaped)}

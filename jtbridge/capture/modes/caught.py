@@ -124,7 +124,7 @@ def _may_raise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     return name in _MAY_RAISE or (name in _WITH_CHECKS and bool(kwargs.get("check_errors")))
 
 
-class RaisingAt(TorchDispatchMode):
+class InjectedErrorMode(TorchDispatchMode):
     """Makes the operator at one place of the function raise, where torch may raise.
 
     Attributes:

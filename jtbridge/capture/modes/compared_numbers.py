@@ -29,7 +29,7 @@ _IF_ROUNDED_DOWN = {operator.lt: operator.le, operator.ge: operator.gt}
 _IF_ROUNDED_UP = {operator.le: operator.lt, operator.gt: operator.ge}
 
 
-class ComparedNumber(LateScalar):
+class ComparableScalar(LateScalar):
     """The unknown number in a tensor of one element. It can be compared; any other use needs its value, and raises.
 
     ``isinstance`` treats it as an `int` or a `float`, the type that ``.item()`` returns in torch.
@@ -39,10 +39,10 @@ class ComparedNumber(LateScalar):
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return float if self.tensor.dtype in _FLOATS else int
 
-    def __copy__(self) -> ComparedNumber:
+    def __copy__(self) -> ComparableScalar:
         return self
 
-    def __deepcopy__(self, memo: Any) -> ComparedNumber:
+    def __deepcopy__(self, memo: Any) -> ComparableScalar:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -59,7 +59,7 @@ class ComparedNumber(LateScalar):
     def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
         if not self.is_tracing:
             self._value()
-        if type(other) is ComparedNumber and other.tensor.dtype == self.tensor.dtype:
+        if type(other) is ComparableScalar and other.tensor.dtype == self.tensor.dtype:
             return bool(compare(self.tensor, other.tensor))
         if (other is None or isinstance(other, str)) and compare in (operator.eq, operator.ne):
             return compare is operator.ne
@@ -84,7 +84,7 @@ class ComparedNumber(LateScalar):
                 return None
             with outside_modes():
                 return torch.tensor(number, dtype=self.tensor.dtype).item()
-        # `ComparedNumbers` converted other integer dtypes to int64: compared with uint8, torch treats -1 as 255.
+        # `ScalarComparisonMode` converted other integer dtypes to int64: compared with uint8, torch treats -1 as 255.
         return math.floor(number) if _INT32.min <= number <= _INT32.max else None
 
     def __eq__(self, other: object) -> bool:
@@ -111,13 +111,13 @@ class ComparedNumber(LateScalar):
         return self._compared(operator.ne, 0)
 
 
-class ComparedNumbers(TorchFunctionMode):
-    """Makes ``.item()`` return a :class:`ComparedNumber` where the number is not known while the function is traced."""
+class ScalarComparisonMode(TorchFunctionMode):
+    """Makes ``.item()`` return a :class:`ComparableScalar` for a number that is not known during the trace."""
 
     def __init__(self, oracle: BranchOracle):
         super().__init__()
         self._oracle = oracle
-        self._numbers: list[ComparedNumber] = []
+        self._numbers: list[ComparableScalar] = []
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
@@ -132,5 +132,5 @@ class ComparedNumbers(TorchFunctionMode):
         if is_known:
             return value
         copy = tensor.detach().clone()  # the function may write to the tensor later
-        self._numbers.append(ComparedNumber(copy.long() if tensor.dtype in _INTEGERS else copy))
+        self._numbers.append(ComparableScalar(copy.long() if tensor.dtype in _INTEGERS else copy))
         return self._numbers[-1]

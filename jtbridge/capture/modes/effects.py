@@ -117,7 +117,7 @@ class EffectRecorder:
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
-        self.takes_text = False  # whether the text of a fake tensor was taken
+        self.reads_repr = False  # whether the text of a fake tensor was taken
         self.may_raise: dict[Place, None] = {}  # where torch may raise inside exception handlers, in order
         self.keeps_inner_graph = False
         self.reshaped: dict[int, _Type] = {}  # the inputs that have another shape or dtype after the run
@@ -188,7 +188,7 @@ class EffectRecorder:
             if fn is not torch.Tensor.tolist:  # the others return memory, to which code may write
                 save_values(args[0])
         if is_text(fn, args):
-            self.takes_text = True
+            self.reads_repr = True
         generator = kwargs.get("generator")  # operators get another Python object for the same generator
         if generator is not None and generator is not torch.default_generator:
             self._generators.append(generator)

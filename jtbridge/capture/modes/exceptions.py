@@ -26,7 +26,7 @@ from jtbridge.errors import JtbridgeError, TranslationError
 
 
 @contextlib.contextmanager
-def none_caught() -> Iterator[None]:
+def reraise_caught_exceptions() -> Iterator[None]:
     """Raise, at the end of the block, the first exception of torch or jtbridge that was raised and caught inside.
 
     An exception that only tracing raises has priority over the others. It also replaces an exception that ends the

@@ -65,7 +65,7 @@ class CopiedTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class AsOnValues(TorchFunctionMode):
+class AsOnRealTensors(TorchFunctionMode):
     """Replaces calls that have another result than in torch when they are captured or run on fake tensors.
 
     - The results of ``torch.unsafe_split`` and similar functions share memory with the argument, but in torch's graph

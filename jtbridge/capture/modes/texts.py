@@ -22,7 +22,7 @@ def is_text(func: Any, args: tuple) -> bool:
     return func in _FORMATTING and isinstance(args[0], FakeTensor)
 
 
-class OtherText(TorchFunctionMode):
+class AlteredReprMode(TorchFunctionMode):
     """Gives each tensor without values another text than torch does, and a new one each time."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ _BLOCK, _LEAST = 4096, 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
+class ForwardConfiguration:
     """A configuration of the forward: a program takes `pieces` x `lanes` elements of a row at a time."""
 
     pieces: int
@@ -27,7 +27,7 @@ class Forward:
 
 
 @dataclasses.dataclass(frozen=True)
-class Backward:
+class BackwardConfiguration:
     """A configuration of the backward: a program takes a block of elements of a row."""
 
     block: int
@@ -39,19 +39,19 @@ class Backward:
         return {"block": self.block}
 
 
-def default_forward(n: int) -> Forward:
+def default_forward(n: int) -> ForwardConfiguration:
     """Return the default configuration of the forward."""
     lanes = min(next_power_of_2(n), _LANES)
-    return Forward(min(next_power_of_2(-(-n // lanes)), _PIECES), lanes, warps(lanes))
+    return ForwardConfiguration(min(next_power_of_2(-(-n // lanes)), _PIECES), lanes, warps(lanes))
 
 
-def default_backward(n: int) -> Backward:
+def default_backward(n: int) -> BackwardConfiguration:
     """Return the default configuration of the backward."""
     block = min(next_power_of_2(n), _BLOCK)
-    return Backward(block, warps(block) // 2 or 1)
+    return BackwardConfiguration(block, warps(block) // 2 or 1)
 
 
-def candidates_forward(n: int) -> list[Forward]:
+def candidates_forward(n: int) -> list[ForwardConfiguration]:
     """Return the forward configurations that tuning tries, the default first.
 
     They have half or twice the pieces, or half or twice the lanes with the same number of lanes per warp. With more
@@ -60,15 +60,15 @@ def candidates_forward(n: int) -> list[Forward]:
     default = default_forward(n)
     pieces, lanes, warps = dataclasses.astuple(default)
     others = (
-        Forward(pieces // 2, lanes, warps),
-        Forward(2 * pieces, lanes, warps),
-        Forward(pieces, lanes // 2, warps // 2),
-        Forward(pieces, 2 * lanes, 2 * warps),
+        ForwardConfiguration(pieces // 2, lanes, warps),
+        ForwardConfiguration(2 * pieces, lanes, warps),
+        ForwardConfiguration(pieces, lanes // 2, warps // 2),
+        ForwardConfiguration(pieces, 2 * lanes, 2 * warps),
     )
     return [default, *(c for c in others if c.pieces and c.warps and c.pieces * c.lanes <= next_power_of_2(n))]
 
 
-def candidates_backward(n: int) -> list[Backward]:
+def candidates_backward(n: int) -> list[BackwardConfiguration]:
     """Return the backward configurations that tuning tries, the default first.
 
     They have half or twice the warps, for the same block, or for half or twice the block.
@@ -76,9 +76,9 @@ def candidates_backward(n: int) -> list[Backward]:
     default = default_backward(n)
     block, warps = dataclasses.astuple(default)
     others = (
-        Backward(block, warps // 2),
-        Backward(block, 2 * warps),
-        Backward(block // 2, warps // 2),
-        Backward(2 * block, 2 * warps),
+        BackwardConfiguration(block, warps // 2),
+        BackwardConfiguration(block, 2 * warps),
+        BackwardConfiguration(block // 2, warps // 2),
+        BackwardConfiguration(2 * block, 2 * warps),
     )
     return [default, *(c for c in others if c.warps and _LEAST * 32 * c.warps <= c.block <= next_power_of_2(n))]

@@ -16,7 +16,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupporte
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Backward, Forward, candidates_backward, candidates_forward
+from .configurations import BackwardConfiguration, ForwardConfiguration, candidates_backward, candidates_forward
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -180,7 +180,7 @@ def _backward(logits: jax.Array, *of_rows: jax.Array, **options: Any) -> list[ja
 
 def _launched(
     kernel: Any,
-    candidates: Sequence[Forward] | Sequence[Backward],
+    candidates: Sequence[ForwardConfiguration] | Sequence[BackwardConfiguration],
     out_types: Sequence[jax.ShapeDtypeStruct],
     logits: jax.Array,
     *of_rows: jax.Array,
@@ -189,8 +189,10 @@ def _launched(
 ) -> list[jax.Array]:
     n, rows = logits.shape[-1], math.prod(logits.shape[:-1])
 
-    def launch_parameters(c: Forward | Backward, ignored: int = ignore_index) -> LaunchParameters:
-        grid = (rows, -(-n // c.block)) if isinstance(c, Backward) else (rows,)
+    def launch_parameters(
+        c: ForwardConfiguration | BackwardConfiguration, ignored: int = ignore_index
+    ) -> LaunchParameters:
+        grid = (rows, -(-n // c.block)) if isinstance(c, BackwardConfiguration) else (rows,)
         return LaunchParameters(grid, {"n": n, **c.blocks, "ignore_index": ignored, "smoothing": smoothing}, c.warps)
 
     dtypes = f"{logits.dtype} {of_rows[0].dtype}"

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._decoder import Decoder, Start
-from ._scores import Past, constrained, ends
+from ._decoder import Decoder, PrefilledState
+from ._scores import TokenHistory, constrained, ends
 from ._settings import GenerationSettings
 
 _WORST = -1.0e9
@@ -39,7 +39,9 @@ class _Beams:
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self, other)
 
 
-def search(decoder: Decoder, start: Start, settings: GenerationSettings, controls: dict[str, Any]) -> jax.Array:
+def search(
+    decoder: Decoder, start: PrefilledState, settings: GenerationSettings, controls: dict[str, Any]
+) -> jax.Array:
     """Return the tokens of the best sequence of each prompt, of shape ``(batch, max_new_tokens)``.
 
     Args:
@@ -56,7 +58,7 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
     def repeated(tree: Any) -> Any:
         return jax.tree.map(lambda x: jnp.repeat(x, beams, 0) if x.ndim and x.shape[0] == batch else x, tree)
 
-    def extended(number: Any, scores: jax.Array, running: _Beams, past: Past) -> tuple[_Beams, jax.Array]:
+    def extended(number: Any, scores: jax.Array, running: _Beams, past: TokenHistory) -> tuple[_Beams, jax.Array]:
         """Return the best continuations of the running sequences, and the sequence that each one continues."""
         scores = constrained(jax.nn.log_softmax(scores, -1), number, past, settings, controls)
         scores = scores.reshape(batch, beams, vocabulary) + running.scores[..., None]
@@ -65,7 +67,9 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
         tokens = _gathered(running.tokens, parents).at[:, :, number].set(token)
         return _Beams(tokens, best, ends(token, settings) | (number == length - 1)), parents
 
-    def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, past: Past) -> Any:
+    def after(
+        number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, past: TokenHistory
+    ) -> Any:
         """Choose one more token of each sequence.
 
         Args:
@@ -104,7 +108,7 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
     nothing = jnp.zeros((batch, beams), bool)
     first_scores = jnp.zeros((batch, beams)).at[:, 1:].set(_WORST)  # the first tokens all continue the first sequence
     running, done = _Beams(tokens, first_scores, nothing), _Beams(tokens, jnp.full((batch, beams), _WORST), nothing)
-    past = repeated(Past.of_prompts(start, settings, controls))
+    past = repeated(TokenHistory.of_prompts(start, settings, controls))
     first = after(0, repeated(start.scores), running, done, jnp.ones((batch, 1), bool), past)
     loop = (jnp.array(1, jnp.int32), *first, carry)
     loop = jax.lax.while_loop(lambda loop: (loop[0] < length) & loop[7], body, loop)

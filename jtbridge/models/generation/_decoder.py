@@ -52,7 +52,7 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class PrefilledState:
     """The state of a model after it has read a prompt.
 
     Attributes:
@@ -82,7 +82,7 @@ class Decoder:
     def __init__(self, net: JaxModule, params: Any, state: Any, total: int):
         self._net, self._params, self._state, self._total = net, params, state, total
 
-    def read(self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]) -> Start:
+    def read(self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]) -> PrefilledState:
         """Run the model on the prompt; return its state after the prompt.
 
         Args:
@@ -94,7 +94,7 @@ class Decoder:
         logits, encoded, cache = self._run(_read, {**encoder, **inputs}, ids, mask, self._total)
         rest = jnp.ones((ids.shape[0], self._total - ids.shape[1]), mask.dtype)
         shared = encoder.get("attention_mask") if encoder else jnp.concatenate([mask, rest], 1)
-        return Start(ids, mask, logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1)))
+        return PrefilledState(ids, mask, logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1)))
 
     def step(self, token: jax.Array, prompt: Prompt, carry: Carry) -> tuple[jax.Array, Carry]:
         """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one and the carry."""

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from jtbridge.core.extreme_positions import first_largest
 
-from ._decoder import Decoder, Start
-from ._scores import Past, constrained, ends, warped
+from ._decoder import Decoder, PrefilledState
+from ._scores import TokenHistory, constrained, ends, warped
 from ._settings import GenerationSettings
 
 
 def sample(
     decoder: Decoder,
-    start: Start,
+    start: PrefilledState,
     settings: GenerationSettings,
     controls: dict[str, Any],
     rng: jax.Array | None,
@@ -35,8 +35,8 @@ def sample(
     batch = start.ids.shape[0]
 
     def chosen(
-        number: Any, scores: jax.Array, past: Past, ended: jax.Array
-    ) -> tuple[jax.Array, Past, jax.Array, jax.Array]:
+        number: Any, scores: jax.Array, past: TokenHistory, ended: jax.Array
+    ) -> tuple[jax.Array, TokenHistory, jax.Array, jax.Array]:
         scores = constrained(scores, number, past, settings, controls)
         if rng is None:
             token = first_largest(scores, 1, jnp.int32)
@@ -57,7 +57,7 @@ def sample(
         token, past, ended, stopped = chosen(number, scores, past, ended)
         return number + 1, token, past, ended, stopped, carry, tokens.at[:, number].set(token)
 
-    past = Past.of_prompts(start, settings, controls)
+    past = TokenHistory.of_prompts(start, settings, controls)
     token, past, ended, stopped = chosen(0, start.scores, past, jnp.zeros(batch, bool))
     tokens = jnp.full((batch, settings.max_new_tokens), settings.pad, token.dtype).at[:, 0].set(token)
     return jax.lax.while_loop(

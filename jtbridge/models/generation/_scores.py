@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ._decoder import Start
+from ._decoder import PrefilledState
 from ._settings import GenerationSettings
 
 _NEVER = -jnp.inf
@@ -15,7 +15,7 @@ _NEVER = -jnp.inf
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Past:
+class TokenHistory:
     """The earlier tokens, as far as penalties and limits of repetition need them.
 
     Attributes:
@@ -28,7 +28,9 @@ class Past:
     tokens: jax.Array | None
 
     @classmethod
-    def of_prompts(cls, start: Start, settings: GenerationSettings, controls: dict[str, jax.Array]) -> Past:
+    def of_prompts(
+        cls, start: PrefilledState, settings: GenerationSettings, controls: dict[str, jax.Array]
+    ) -> TokenHistory:
         """Return the past of the first token.
 
         As in transformers, the padding before a prompt does not count as seen, but a masked token in the prompt does.
@@ -41,7 +43,7 @@ class Past:
             tokens = jnp.pad(start.ids, ((0, 0), (0, settings.max_new_tokens)))
         return cls(seen, tokens)
 
-    def followed_by(self, token: jax.Array, number: jax.Array | int, settings: GenerationSettings) -> Past:
+    def followed_by(self, token: jax.Array, number: jax.Array | int, settings: GenerationSettings) -> TokenHistory:
         """Return the past with one more token of each sequence: the generated token `number`."""
         rows = jnp.arange(token.shape[0])
         seen, tokens = self.seen, self.tokens
@@ -49,13 +51,13 @@ class Past:
             seen = seen.at[rows, token].set(True)
         if tokens is not None:
             tokens = tokens.at[:, tokens.shape[1] - settings.max_new_tokens + number].set(token)
-        return Past(seen, tokens)
+        return TokenHistory(seen, tokens)
 
 
 def constrained(
     scores: jax.Array,
     number: jax.Array | int,
-    past: Past,
+    past: TokenHistory,
     settings: GenerationSettings,
     controls: dict[str, jax.Array],
 ) -> jax.Array:
