@@ -17,16 +17,16 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jtbridge._compat import Primitive, add_host_callback, buffer_call_by_index, spans_devices
+from jtbridge._compat import add_host_callback, buffer_call_by_index, spans_devices
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.primitive_rules import primitive_of_several_results
 from jtbridge.transforms import RowAxes, row_axes, with_rows
 
 Callback = Callable[..., Any]
 
 # The primitive that calls a host callback by its index in the enclosing program, which holds the callback. The program
 # of one device, which `custom_partitioning` asks for, is lowered by itself and cannot hold callbacks.
-_indexed_call_p = Primitive("torch_indexed_call")
-_indexed_call_p.multiple_results = True
+_indexed_call_p = primitive_of_several_results("torch_indexed_call")
 
 
 @_indexed_call_p.def_abstract_eval

@@ -10,8 +10,17 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jtbridge._compat import Primitive
+
 from .array_types import ArrayType
 from .functions import TorchFunction
+
+
+def primitive_of_several_results(name: str) -> Primitive:
+    """Return a new primitive with several results."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
 
 
 def describe(fn: TorchFunction) -> str:

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import batch_first
+from jtbridge.core.primitive_rules import batch_first, primitive_of_several_results
 
 from ._linear import linear
 from ._manual import as_varying, bind, lower_plainly
@@ -80,8 +79,7 @@ class DifferentiableKernel:
         return tuple(outputs[: self._results]), tuple(derivatives)
 
 
-differentiable_kernel_p = Primitive("differentiable_kernel")
-differentiable_kernel_p.multiple_results = True
+differentiable_kernel_p = primitive_of_several_results("differentiable_kernel")
 
 
 @differentiable_kernel_p.def_impl

@@ -13,16 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jtbridge.core.primitive_rules import primitive_of_several_results
 
 from ._manual import as_varying, bind, lower_plainly
 
 # (flat residuals, flat tangents or cotangents) -> flat results.
 Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
-linear_p = Primitive("kernel_linear")
-linear_p.multiple_results = True
+linear_p = primitive_of_several_results("kernel_linear")
 
 
 @linear_p.def_impl

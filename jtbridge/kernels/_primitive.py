@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge.core.primitive_rules import batch_first
+from jtbridge.core.primitive_rules import batch_first, primitive_of_several_results
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import _proofs, _proving
@@ -117,8 +116,7 @@ def grouped(shared: Sequence[int]) -> BatchingRule:
     return batching_rule
 
 
-kernel_primitive_p = Primitive("kernel_primitive")
-kernel_primitive_p.multiple_results = True
+kernel_primitive_p = primitive_of_several_results("kernel_primitive")
 
 
 @kernel_primitive_p.def_impl

@@ -26,7 +26,7 @@ from jtbridge.capture import probe_vmap
 from jtbridge.core import tuning
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import describe
+from jtbridge.core.primitive_rules import describe, primitive_of_several_results
 from jtbridge.errors import BackendError, DifferentiationError
 from jtbridge.transforms import Vmap
 from jtbridge.translate import precision, untranslatable_reason
@@ -37,8 +37,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
 
     `select(*operands, **params)` returns the function to run and the operands that it takes.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
+    primitive = primitive_of_several_results(name)
 
     def impl(*args: Any, backend: str, **params: Any) -> list[jax.Array]:
         fn, operands = select(*args, **params)

@@ -12,19 +12,18 @@ from typing import Any
 
 import jax
 from jax.experimental import io_callback
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge._backends import call_on_host, numpy_callback
 from jtbridge._compat import ORDERED_EFFECT, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import TracedFunction
+from jtbridge.core.primitive_rules import primitive_of_several_results
 from jtbridge.errors import EffectsError
 
 from ._common import bind
 
-torch_ordered_p = Primitive("torch_ordered")
-torch_ordered_p.multiple_results = True
+torch_ordered_p = primitive_of_several_results("torch_ordered")
 
 
 def torch_ordered(*args: Any, fn: TracedFunction) -> list[Any]:

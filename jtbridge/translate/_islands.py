@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, subjaxprs
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, subjaxprs
 from jax.interpreters import batching
 from torch import fx
 
@@ -42,7 +42,7 @@ from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.overlap import may_overlap
 from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import batch_first, batch_size
+from jtbridge.core.primitive_rules import batch_first, batch_size, primitive_of_several_results
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
 from jtbridge.transforms import Vmap, unbatched
@@ -108,8 +108,7 @@ class Island(GraphFunction):
         return self.operator  # shown in a printed jaxpr
 
 
-torch_island_p = Primitive("torch_island")
-torch_island_p.multiple_results = True
+torch_island_p = primitive_of_several_results("torch_island")
 
 
 # torch_island[fn, lowered](x...) -> y...: `lowered` is the program of the operator's lowering, or None.

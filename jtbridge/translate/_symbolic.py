@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import torch
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from torch import fx
 
@@ -26,7 +26,7 @@ from jtbridge._compat import (
 from jtbridge.capture import GraphUse, examples, trace_on
 from jtbridge.core.dtypes import is_differentiable
 from jtbridge.core.functions import TracedFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
+from jtbridge.core.primitive_rules import batch_first, batch_size, primitive_of_several_results, zero_tangents
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, TranslationError
 
@@ -138,8 +138,7 @@ def torch_symbolic(*args: Any, name: str, program: ClosedJaxpr) -> list[Any]:
     return torch_symbolic_p.bind(*args, name=name, program=program)
 
 
-torch_symbolic_p = Primitive("torch_symbolic")
-torch_symbolic_p.multiple_results = True
+torch_symbolic_p = primitive_of_several_results("torch_symbolic")
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, name: str, program: ClosedJaxpr) -> Sequence[Any]:

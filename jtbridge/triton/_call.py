@@ -11,6 +11,7 @@ import jax
 from jax.interpreters import mlir
 
 from jtbridge._compat import Primitive
+from jtbridge.core.primitive_rules import primitive_of_several_results
 
 from ._assembler import ptx_version
 from ._ir import COMPILER_OPTIONS, jit_function
@@ -93,8 +94,7 @@ def _kernel_call_p() -> Primitive:
     def backend(device: int, capability: int) -> Any:
         return CudaBackend(library.get_cuda_backend(device, capability).target)
 
-    primitive = Primitive("triton_kernel_call")
-    primitive.multiple_results = True
+    primitive = primitive_of_several_results("triton_kernel_call")
     primitive.def_abstract_eval(library.triton_kernel_call_abstract_eval)
     for platform, of_platform in (("cuda", backend), ("rocm", library.get_hip_backend)):
         lower = functools.partial(library.triton_kernel_call_lowering, of_platform)

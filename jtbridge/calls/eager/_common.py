@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import ArrayImpl, Primitive, call_aval, run_outside_transforms
+from jtbridge._compat import ArrayImpl, call_aval, run_outside_transforms
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
@@ -277,13 +277,6 @@ def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -
     for number, output in enumerate(outputs):
         if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
             raise broken_graph_error(number, base.name)
-
-
-def primitive_of_several_results(name: str) -> Primitive:
-    """Return a new primitive with several results."""
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    return primitive
 
 
 def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:

@@ -17,12 +17,18 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import Context, add_linearization, current_context
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, nonzero_inputs, to_front, zero_tangents
+from jtbridge.core.primitive_rules import (
+    batch_first,
+    batch_size,
+    nonzero_inputs,
+    primitive_of_several_results,
+    to_front,
+    zero_tangents,
+)
 
 from ._common import (
     is_symbolic_zero,
     lower_as,
-    primitive_of_several_results,
     result_avals,
     run,
     run_recorded,

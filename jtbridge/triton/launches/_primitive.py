@@ -10,14 +10,13 @@ import jax
 import numpy as np
 import torch
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jtbridge._compat import buffer_call
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.host_memory import reader, writer
-from jtbridge.core.primitive_rules import batch_first
+from jtbridge.core.primitive_rules import batch_first, primitive_of_several_results
 from jtbridge.errors import LaunchError
 from jtbridge.triton._call import triton_call
 from jtbridge.triton._interpreter import LANGUAGE_LOCK
@@ -28,8 +27,7 @@ from ._adapter import AdapterSignature, adapter_kernel, autotuned, with_adapter_
 from ._interpreter import interpret
 from ._launch import Launch, LaunchConfiguration
 
-launch_p = Primitive("triton_launch")
-launch_p.multiple_results = True
+launch_p = primitive_of_several_results("triton_launch")
 
 
 def launch(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
