@@ -7,7 +7,6 @@ import types
 import jax
 import torch
 
-from jtbridge.core.devices import default_device
 from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.imports import import_whole
 from jtbridge.errors import ArgumentError
@@ -67,7 +66,9 @@ def uses_kernels(name: str) -> bool:
 
 def called_device(name: str) -> str:
     """Return the type of the device on which a backend, or "auto", is assumed to call functions: "cpu" or "cuda"."""
-    if default_device().platform not in GPU_PLATFORMS or not torch.cuda.is_available():
+    option = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device, the name of a platform, or None
+    platform = getattr(option, "platform", option) or jax.default_backend()
+    if platform not in GPU_PLATFORMS or not torch.cuda.is_available():
         return "cpu"
     return "cpu" if name != "auto" and _registry().backend_named(name).on_host else "cuda"
 
