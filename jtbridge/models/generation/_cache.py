@@ -185,14 +185,10 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
             f"`jtbridge.generate` does not know how to give a cache layer of class {kind.__name__} a fixed size. It "
             "knows full, sliding-window and chunked attention, and the states of linear attention."
         )
-    fixed = made(keys, values, _number(length, layer.keys), total)
+    fixed = made(keys, values, torch.tensor(length, device=layer.keys.device), total)
     if isinstance(fixed, _HybridLayer):
         fixed.take_states(layer)
     return fixed
-
-
-def _number(value: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(value, device=like.device)
 
 
 def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
