@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jtbridge._compat import Primitive
 
 from .array_types import ArrayType
 from .functions import TorchFunction
+from .positions import replaced
 
 
 def primitive_of_several_results(name: str) -> Primitive:
@@ -31,6 +32,30 @@ def describe(fn: TorchFunction) -> str:
 def zero_tangents(results: Sequence[Any]) -> list[Any]:
     """Return symbolic zeros as tangents of results (float0 for integers and bools)."""
     return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+
+
+def tangents_by(
+    differential: Callable[[tuple[int, ...], list[Any]], Sequence[Any]],
+    fn: TorchFunction,
+    results: Sequence[Any],
+    tangents: Sequence[Any],
+) -> list[Any]:
+    """Return the tangents of all results: symbolic zeros for results that are neither float nor complex.
+
+    Args:
+        differential: returns the tangents of the other results. Its arguments are the positions of the inputs that have
+            a tangent, and these tangents.
+        fn: the function.
+        results: its results.
+        tangents: the tangents of its inputs, of which some are symbolic zeros.
+    """
+    out = zero_tangents(results)
+    wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
+    outs = differentiable(fn.out_types)
+    if not wrt or not outs:
+        return out
+    derivatives = differential(wrt, [tangents[i] for i in wrt])
+    return replaced(out, outs, list(map(sharded_like, derivatives, [jax.typeof(results[o]) for o in outs])))
 
 
 def sharded_like(value: Any, aval: Any) -> Any:

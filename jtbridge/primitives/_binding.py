@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-from jax.interpreters import ad
-
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import differentiable, nonzero_inputs, sharded_like, zero_tangents
+from jtbridge.core.primitive_rules import differentiable, tangents_by
 from jtbridge.transforms import Jvp, Vjp
 
 from ._common import bind, new_primitive
@@ -68,12 +64,9 @@ def tangents_out(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
 ) -> list[Any]:
     """Return the tangents of all results: derivatives for float and complex results, symbolic zeros for the others."""
-    out = zero_tangents(results)
-    wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
-    outs = differentiable(fn.out_types)
-    if wrt and outs:
+
+    def checked_differential(wrt: tuple[int, ...], given: list[Any]) -> Any:
         check_differentiable(fn, wrt, again=True)
-        derivatives = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
-        types = [jax.typeof(results[o]) for o in outs]
-        return replaced(out, outs, list(map(sharded_like, derivatives, types)))
-    return out
+        return differential(fn, wrt, args, given, backend=backend)
+
+    return tangents_by(checked_differential, fn, results, tangents)

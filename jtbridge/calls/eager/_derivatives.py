@@ -31,6 +31,7 @@ from jtbridge.core.primitive_rules import (
     nonzero_inputs,
     primitive_of_several_results,
     sharded_like,
+    tangents_by,
     to_front,
     zero_tangents,
 )
@@ -105,14 +106,7 @@ def tangents_out(
     spread: tuple[int, ...] = (),
 ) -> list[Any]:
     """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
-    out = zero_tangents(results)
-    wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in tangents])
-    outs = differentiable(fn.out_types)
-    if wrt and outs:
-        derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt], spread)
-        types = [jax.typeof(results[o]) for o in outs]
-        return replaced(out, outs, list(map(sharded_like, derivatives, types)))
-    return out
+    return tangents_by(lambda wrt, given: _differential(fn, wrt, args, token, given, spread), fn, results, tangents)
 
 
 def linearized(
