@@ -7,6 +7,7 @@ import types
 import jax
 import torch
 
+from jtbridge.core.devices import default_platform
 from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.imports import import_whole
 from jtbridge.errors import ArgumentError
@@ -66,9 +67,7 @@ def uses_kernels(name: str) -> bool:
 
 def called_device(name: str) -> str:
     """Return the type of the device on which a backend, or "auto", is assumed to call functions: "cpu" or "cuda"."""
-    option = jax.config.jax_default_device  # type: ignore[attr-defined]  # a device, the name of a platform, or None
-    platform = getattr(option, "platform", option) or jax.default_backend()
-    if platform not in GPU_PLATFORMS or not torch.cuda.is_available():
+    if default_platform() not in GPU_PLATFORMS or not torch.cuda.is_available():
         return "cpu"
     return "cpu" if name != "auto" and _registry().backend_named(name).on_host else "cuda"
 
