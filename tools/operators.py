@@ -36,7 +36,7 @@ def by_file() -> dict[str, list[str]]:
     Each file is reloaded with an empty table. The files that it imports are not run again.
     """
     table, found = _registry._LOWERINGS, {}
-    _registry.load()
+    _registry.load_lowerings()
     everything = set(table)
     for name in sorted(_files()):
         table.clear()

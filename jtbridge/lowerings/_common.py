@@ -133,6 +133,11 @@ def size_of(x: Any) -> int:
     return math.prod(jnp.shape(x))
 
 
+def size_along(x: jax.Array, axes: Sequence[int]) -> int:
+    """Return the product of the lengths of some axes: the number of elements that a reduction over them combines."""
+    return math.prod(x.shape[axis] for axis in axes)
+
+
 def computed_once(
     function: Callable[..., jax.Array], elsewhere: Callable[..., jax.Array] | None = None
 ) -> Callable[..., jax.Array]:

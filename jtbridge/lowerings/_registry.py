@@ -90,14 +90,14 @@ def register_lowering(
     """
     if not operators:
         raise LoweringError("`register_lowering` takes the operators to lower, such as `torch.ops.lib.scale.default`.")
-    names = [_name(operator) for operator in operators]
+    names = [_operator_name(operator) for operator in operators]
     table = _KERNELS if kernel else _LOWERINGS
 
     def register(function: Function) -> Function:
         if not callable(function):
             raise LoweringError(f"The lowering of `{names[0]}` must be a function, but it is {kind_of(function)}.")
         if not _is_own(function):
-            load()
+            load_lowerings()
             for name, operator in zip(names, operators, strict=True):
                 overload = _overload(name if _is_unchecked(operator) else operator)
                 if key and torch.Tag.nondeterministic_seeded not in overload.tags:
@@ -117,7 +117,7 @@ def register_lowering(
 
 def find(operator: OpOverload) -> Lowering | None:
     """Return the lowering of an operator, or None if no lowering is registered."""
-    load()
+    load_lowerings()
     return _LOWERINGS.get(operator.name())
 
 
@@ -128,7 +128,7 @@ def find_kernel(operator: OpOverload) -> Lowering | None:
 
 
 @functools.cache
-def load() -> None:
+def load_lowerings() -> None:
     """Import the modules of all areas, which register their lowerings."""
     _import_all("jtbridge.lowerings", lambda name: True)
 
@@ -152,8 +152,8 @@ def _is_own(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "jtbridge"
 
 
-# In these namespaces, `_name` accepts a name without looking up the operator: some versions of torch may not have it,
-# or its module may be slow to import.
+# In these namespaces, `_operator_name` accepts a name without looking up the operator: some versions of torch may not
+# have it, or its module may be slow to import.
 _UNCHECKED = ("prims", "torch_nn", "flex_lib", "jtbridge")
 
 
@@ -162,7 +162,7 @@ def _is_unchecked(operator: Any) -> bool:
     return isinstance(operator, str) and ("::" not in operator or operator.partition("::")[0] in _UNCHECKED)
 
 
-def _name(operator: Any) -> str:
+def _operator_name(operator: Any) -> str:
     """Return the qualified name of an overload, such as `aten::add.Tensor`, or `aten::relu` for a default overload."""
     if _is_unchecked(operator):
         return operator if "::" in operator else f"aten::{operator}"

@@ -22,12 +22,12 @@ def row_major(x: jax.Array) -> jax.Array:
     return _row_major_p.bind(x)
 
 
-def constrained(x: jax.Array) -> jax.Array:
+def constrain_to_row_major(x: jax.Array) -> jax.Array:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
-    return [x] if is_exported(ctx) else mlir.lower_fun(constrained, multiple_results=False)(ctx, x)
+    return [x] if is_exported(ctx) else mlir.lower_fun(constrain_to_row_major, multiple_results=False)(ctx, x)
 
 
 _row_major_p = cpu_identity("jtbridge_row_major", _lower)

@@ -59,13 +59,18 @@ def number(value: complex, dtype: np.dtype) -> np.ndarray:
         return np.asarray(value if dtype.kind == "c" else value.real, dtype)
 
 
-def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
+def rounded_to_precision(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """Round values to the precision of a narrower float dtype, without changing their dtype.
 
     A conversion to the narrower dtype and back is not enough, because XLA may remove it.
     """
     info = jnp.finfo(dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
+
+
+def round_to_even(x: jax.Array) -> jax.Array:
+    """Round to the nearest integer; of two equally near ones, to the even one."""
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
 def quotient(a: Any, b: Any, *, exact: bool = False) -> jax.Array:
@@ -77,12 +82,12 @@ def quotient(a: Any, b: Any, *, exact: bool = False) -> jax.Array:
     """
     if not jnp.issubdtype(b.dtype, jnp.floating) or not jnp.ndim(a):
         return jnp.divide(a, b)
-    if exact or (size_of(b) == 1 and not _exact_reciprocal(b)):
+    if exact or (size_of(b) == 1 and not _has_exact_reciprocal(b)):
         # This makes `b` an array that depends on `a`. Where `a` is NaN, the quotient is NaN for every `b`.
         b = jnp.where(jnp.isnan(a), jnp.ones((), b.dtype), b)
     return jnp.divide(a, b)
 
 
-def _exact_reciprocal(b: Any) -> bool:
+def _has_exact_reciprocal(b: Any) -> bool:
     """Return whether `b` is a constant whose reciprocal is exact: a power of two."""
     return isinstance(b, np.ndarray) and abs(float(np.frexp(float(b.item()))[0])) == 0.5

@@ -15,7 +15,7 @@ from jtbridge.lowerings._common import opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing._out_of_range import invalid_value
 
-from ._common import elementwise, number, operands, quotient, rounded
+from ._common import elementwise, number, operands, quotient, rounded_to_precision
 
 
 @register_lowering("add.Tensor", "add.Scalar", "prims::add", node=True)
@@ -103,7 +103,7 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None, node: fx.Node) -> ja
     a, b = operands(node, x, y, exact=True)
     if rounding_mode == "trunc" and opmath(dtype) != dtype and size_of(y) != 1:
         # Torch rounds a half-precision quotient before it drops the fraction, unless the divisor is a single number.
-        return jnp.trunc(rounded(quotient(a, b), dtype)).astype(dtype)
+        return jnp.trunc(rounded_to_precision(quotient(a, b), dtype)).astype(dtype)
     divide = {None: quotient, "trunc": _trunc_divide, "floor": _floor_divide}[rounding_mode]
     return divide(a, b).astype(dtype)
 

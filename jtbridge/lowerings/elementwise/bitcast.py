@@ -20,7 +20,7 @@ def _view_dtype(x: jax.Array, dtype: torch.dtype, *, node: fx.Node) -> jax.Array
         return x
     complex_out, bool_out = wanted.kind == "c", wanted.kind == "b"
     plain = np.dtype(f"float{4 * wanted.itemsize}") if complex_out else np.dtype(np.uint8) if bool_out else wanted
-    bits = _recast(_plain(jnp.atleast_1d(x)), plain)
+    bits = _recast(_reinterpretable(jnp.atleast_1d(x)), plain)
     if complex_out:
         bits = lax.complex(bits[..., 0::2], bits[..., 1::2])
     elif bool_out:
@@ -28,7 +28,7 @@ def _view_dtype(x: jax.Array, dtype: torch.dtype, *, node: fx.Node) -> jax.Array
     return bits.reshape(out_shape(node))
 
 
-def _plain(x: jax.Array) -> jax.Array:
+def _reinterpretable(x: jax.Array) -> jax.Array:
     """Return the same bytes in a dtype that can be reinterpreted; complex numbers become pairs along the last axis."""
     if x.dtype.kind == "c":
         return jnp.stack([lax.real(x), lax.imag(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1])

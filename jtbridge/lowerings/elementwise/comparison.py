@@ -16,7 +16,7 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import array_of, elementwise
 
 
-def _compare(function: Callable[[Any, Any], Any], name: str) -> None:
+def _register_comparison(function: Callable[[Any, Any], Any], name: str) -> None:
     """Register a comparison of elements that are rounded to the dtype to which torch promotes them."""
 
     def lowering(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
@@ -26,12 +26,12 @@ def _compare(function: Callable[[Any, Any], Any], name: str) -> None:
     register_lowering(f"{name}.Tensor", f"{name}.Scalar", f"prims::{name}", node=True)(lowering)
 
 
-_compare(jnp.equal, "eq")
-_compare(jnp.not_equal, "ne")
-_compare(jnp.less, "lt")
-_compare(jnp.less_equal, "le")
-_compare(jnp.greater, "gt")
-_compare(jnp.greater_equal, "ge")
+_register_comparison(jnp.equal, "eq")
+_register_comparison(jnp.not_equal, "ne")
+_register_comparison(jnp.less, "lt")
+_register_comparison(jnp.less_equal, "le")
+_register_comparison(jnp.greater, "gt")
+_register_comparison(jnp.greater_equal, "ge")
 
 
 register_lowering("isnan")(lambda x: jnp.isnan(x))
@@ -46,23 +46,23 @@ def _signbit(x: jax.Array) -> jax.Array:
     return jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < jnp.zeros((), x.dtype)
 
 
-def _logical(function: Callable[..., Any], name: str) -> None:
+def _register_logical(function: Callable[..., Any], name: str) -> None:
     register_lowering(name)(lambda *args: function(*(array_of(x, np.dtype(bool)) for x in args)))
 
 
-_logical(jnp.logical_and, "logical_and")
-_logical(jnp.logical_or, "logical_or")
-_logical(jnp.logical_xor, "logical_xor")
-_logical(jnp.logical_not, "logical_not")
+_register_logical(jnp.logical_and, "logical_and")
+_register_logical(jnp.logical_or, "logical_or")
+_register_logical(jnp.logical_xor, "logical_xor")
+_register_logical(jnp.logical_not, "logical_not")
 
 
-def _bitwise(function: Callable[[Any, Any], Any], name: str) -> None:
+def _register_bitwise(function: Callable[[Any, Any], Any], name: str) -> None:
     elementwise(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor", f"prims::{name}")(function)
 
 
-_bitwise(jnp.bitwise_and, "bitwise_and")
-_bitwise(jnp.bitwise_or, "bitwise_or")
-_bitwise(jnp.bitwise_xor, "bitwise_xor")
+_register_bitwise(jnp.bitwise_and, "bitwise_and")
+_register_bitwise(jnp.bitwise_or, "bitwise_or")
+_register_bitwise(jnp.bitwise_xor, "bitwise_xor")
 elementwise("bitwise_not", "prims::bitwise_not")(jnp.bitwise_not)
 
 

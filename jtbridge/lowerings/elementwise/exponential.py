@@ -68,7 +68,7 @@ def _log10(x: jax.Array) -> jax.Array:
 
 
 @elementwise("pow.Tensor_Tensor", "prims::pow")
-def _power(base: Any, exponent: Any) -> jax.Array:
+def _pow_tensor(base: Any, exponent: Any) -> jax.Array:
     kind = np.dtype(base.dtype).kind
     if kind in "iu":
         return _integer_power(base, exponent)
@@ -102,7 +102,7 @@ def _integer_power(base: Any, exponent: Any) -> jax.Array:
 def _pow_scalar(x: jax.Array, exponent: Any, *, node: fx.Node) -> jax.Array:
     (base,) = operands(node, x)
     if out_dtype(node) == np.float16 and exponent in (0.5, -0.5):  # torch uses a power; a root differs at -inf and -0.0
-        return _power(base, number(exponent, np.dtype(base.dtype))).astype(out_dtype(node))
+        return _pow_tensor(base, number(exponent, np.dtype(base.dtype))).astype(out_dtype(node))
     return _power_of_number(base, exponent).astype(out_dtype(node))
 
 
@@ -127,7 +127,7 @@ def _power_of_number(base: jax.Array, exponent: Any) -> jax.Array:
     if exponent in (-0.5, -1, -2):
         below = {-0.5: lambda: _sqrt(base), -1: lambda: base, -2: lambda: base * base}[exponent]()
         return number(1, np.dtype(base.dtype)) / below
-    return _power(base, number(exponent, np.dtype(base.dtype)))
+    return _pow_tensor(base, number(exponent, np.dtype(base.dtype)))
 
 
 @register_lowering("pow.Scalar", node=True)
@@ -135,7 +135,7 @@ def _pow_of_number(base: Any, x: jax.Array, *, node: fx.Node) -> jax.Array:
     (exponent,) = operands(node, x)
     if base == 1:
         return jnp.ones_like(exponent).astype(out_dtype(node))
-    return _power(number(base, np.dtype(exponent.dtype)), exponent).astype(out_dtype(node))
+    return _pow_tensor(number(base, np.dtype(exponent.dtype)), exponent).astype(out_dtype(node))
 
 
 @elementwise("hypot", "prims::hypot")

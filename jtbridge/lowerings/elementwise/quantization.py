@@ -12,27 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from torch import fx
 
 from jtbridge.lowerings._common import convert, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import number
+from ._common import number, round_to_even
 
 _FLOAT = np.dtype(np.float32)
 _DOUBLE = np.dtype(np.float64)
 _LONG = np.dtype(np.int64)
 
 
-def _nearest(x: jax.Array) -> jax.Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
 def _of_tensor(x: jax.Array, scale: Any, zero_point: Any, low: int, high: int) -> tuple[jax.Array, jax.Array]:
     """Return quantized values, and the mask of values in range, for one scale (float32) and one zero point (int64)."""
     wide = opmath(np.dtype(x.dtype))
-    steps = zero_point.astype(wide) + _nearest(convert(x, wide) * (1 / scale).astype(wide))
+    steps = zero_point.astype(wide) + round_to_even(convert(x, wide) * (1 / scale).astype(wide))
     inside = (steps >= number(low, wide)) & (steps <= number(high, wide))
     bounded = jnp.clip(jnp.where(jnp.isnan(steps), float(low), steps.astype(_DOUBLE)), float(low), float(high))
     y = (bounded.astype(_LONG) - zero_point).astype(_FLOAT) * scale
@@ -68,7 +63,7 @@ def _learnable_per_tensor(
 def _whole_zero_point(zero_point: jax.Array, low: int, high: int, added: float) -> jax.Array:
     """Round and clip a zero point; with `added` (one half), add it and drop the fraction, as torch's backward does."""
     value = convert(zero_point.reshape(-1)[0], _FLOAT)
-    value = value + number(added, _FLOAT) if added else _nearest(value)
+    value = value + number(added, _FLOAT) if added else round_to_even(value)
     return jnp.clip(value, number(low, _FLOAT), number(high, _FLOAT)).astype(_LONG)
 
 
@@ -80,15 +75,15 @@ def _per_channel(
 
 
 def _of_channels(x: jax.Array, scale: Any, zero_point: Any, axis: int, low: int, high: int) -> Any:
-    scale, zero_point = (_along(value, axis, x.ndim) for value in (scale, zero_point))
+    scale, zero_point = (_aligned_to_axis(value, axis, x.ndim) for value in (scale, zero_point))
     wide = opmath(np.dtype(x.dtype))
     scaled = convert(x, wide) * (1 / scale).astype(wide)
     is_whole = zero_point.dtype.kind == "i"
     if is_whole:
-        steps = zero_point.astype(wide) + _nearest(scaled)
+        steps = zero_point.astype(wide) + round_to_even(scaled)
     else:
         wide = np.dtype(jnp.result_type(wide, opmath(np.dtype(zero_point.dtype))))
-        steps = _nearest((zero_point.astype(wide) + scaled.astype(wide)).astype(_FLOAT))
+        steps = round_to_even((zero_point.astype(wide) + scaled.astype(wide)).astype(_FLOAT))
     steps = convert(steps, _LONG)
     inside = (steps >= low) & (steps <= high)
     y = (jnp.clip(steps, low, high).astype(_DOUBLE) - zero_point.astype(_DOUBLE)) * scale.astype(_DOUBLE)
@@ -97,7 +92,7 @@ def _of_channels(x: jax.Array, scale: Any, zero_point: Any, axis: int, low: int,
     return convert(y, np.dtype(x.dtype)), inside
 
 
-def _along(values: jax.Array, axis: int, ndim: int) -> jax.Array:
+def _aligned_to_axis(values: jax.Array, axis: int, ndim: int) -> jax.Array:
     """Reshape an array with one value for each channel so that it broadcasts along the other axes."""
     return values.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
@@ -113,7 +108,7 @@ def _learnable_per_channel(
     grad_factor: float = 1.0,
 ) -> jax.Array:
     del grad_factor
-    whole = convert(jnp.clip(_nearest(zero_point), quant_min, quant_max), np.dtype(np.int32))
+    whole = convert(jnp.clip(round_to_even(zero_point), quant_min, quant_max), np.dtype(np.int32))
     return _of_channels(x, scale, whole, axis, quant_min, quant_max)[0]
 
 
@@ -152,8 +147,8 @@ def _learnable_per_channel_backward(
 ) -> Any:
     if not x.size:
         return x, scale, zero_point
-    whole = jnp.clip(_nearest(convert(zero_point, _FLOAT)), quant_min, quant_max)
-    scale, whole = (_along(value, axis, x.ndim) for value in (convert(scale, _FLOAT), whole))
+    whole = jnp.clip(round_to_even(convert(zero_point, _FLOAT)), quant_min, quant_max)
+    scale, whole = (_aligned_to_axis(value, axis, x.ndim) for value in (convert(scale, _FLOAT), whole))
     others = tuple(i for i in range(x.ndim) if i != axis)
     dx, dscale, dzero = _learnable_backward(grad, x, scale, whole, quant_min, quant_max, grad_factor)
     return _as_results(node, dx, dscale.sum(others), dzero.sum(others))
@@ -166,7 +161,7 @@ def _learnable_backward(
     grad, x = convert(grad, _FLOAT), convert(x, _FLOAT)
     by = number(factor, _FLOAT)
     inverse = 1 / scale
-    steps = convert(_nearest(zero_point + x * inverse), _LONG)
+    steps = convert(round_to_even(zero_point + x * inverse), _LONG)
     below, above = steps < low, steps > high
     inside = ~(below | above)
     dx = grad * convert(inside, _FLOAT)

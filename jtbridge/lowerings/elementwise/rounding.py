@@ -8,30 +8,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from torch import fx
 
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import elementwise, number, operands, quotient, rounded
+from ._common import elementwise, number, operands, quotient, round_to_even, rounded_to_precision
 
 _FAR = 1 << 15  # larger exponents overflow or underflow every dtype, for any mantissa
 
 
-def _rounding(function: Callable[[jax.Array], jax.Array], name: str) -> None:
+def _register_rounding(function: Callable[[jax.Array], jax.Array], name: str) -> None:
     """Register a rounding function as a lowering that leaves integers unchanged."""
     elementwise(name, f"prims::{name}")(lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x)
 
 
-def _to_even(x: jax.Array) -> jax.Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
-_rounding(jnp.floor, "floor")
-_rounding(jnp.ceil, "ceil")
-_rounding(jnp.trunc, "trunc")
-_rounding(_to_even, "round")
+_register_rounding(jnp.floor, "floor")
+_register_rounding(jnp.ceil, "ceil")
+_register_rounding(jnp.trunc, "trunc")
+_register_rounding(round_to_even, "round")
 elementwise("frac")(lambda x: x - jnp.trunc(x))
 
 
@@ -41,7 +36,7 @@ def _round_decimals(x: jax.Array, *, decimals: int, node: fx.Node) -> jax.Array:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return value
     ten = number(10.0 ** abs(decimals), np.dtype(value.dtype))
-    rounded = quotient(_to_even(value * ten), ten) if decimals >= 0 else _to_even(quotient(value, ten)) * ten
+    rounded = quotient(round_to_even(value * ten), ten) if decimals >= 0 else round_to_even(quotient(value, ten)) * ten
     return rounded.astype(out_dtype(node))
 
 
@@ -70,5 +65,5 @@ def _ldexp(x: Any, exponent: Any, *, node: fx.Node) -> jax.Array:
     given = np.dtype(exponent.dtype if jnp.issubdtype(exponent.dtype, jnp.floating) else value.dtype)
     wide = opmath(given)
     power = jnp.power(number(2, wide), exponent.astype(wide))
-    power = rounded(power, given) if wide != given else power
+    power = rounded_to_precision(power, given) if wide != given else power
     return (value * power.astype(value.dtype)).astype(out_dtype(node))

@@ -13,22 +13,22 @@ from ._common import elementwise
 from .exponential import by_conjugates
 
 
-def _function(function: Callable[..., Any], name: str) -> None:
+def _register_with_prim(function: Callable[..., Any], name: str) -> None:
     elementwise(name, f"prims::{name}")(function)
 
 
-_function(jnp.sin, "sin")
-_function(jnp.cos, "cos")
-_function(jnp.tan, "tan")
-_function(jnp.arctan2, "atan2")
-_function(jnp.sinh, "sinh")
-_function(jnp.cosh, "cosh")
-_function(jnp.tanh, "tanh")
+_register_with_prim(jnp.sin, "sin")
+_register_with_prim(jnp.cos, "cos")
+_register_with_prim(jnp.tan, "tan")
+_register_with_prim(jnp.arctan2, "atan2")
+_register_with_prim(jnp.sinh, "sinh")
+_register_with_prim(jnp.cosh, "cosh")
+_register_with_prim(jnp.tanh, "tanh")
 
 
 def _with_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
     """Register a function whose branch cuts, for complex numbers, are on the real axis."""
-    _function(lambda x: by_conjugates(function, x) if jnp.iscomplexobj(x) else function(x), name)
+    _register_with_prim(lambda x: by_conjugates(function, x) if jnp.iscomplexobj(x) else function(x), name)
 
 
 _with_cuts(jnp.arcsin, "asin")
@@ -50,7 +50,7 @@ def _with_imaginary_cuts(function: Callable[[jax.Array], jax.Array], name: str) 
         right = function(lax.complex(jnp.abs(jnp.real(x)), jnp.imag(x)))
         return lax.complex(jnp.where(left, -jnp.real(right), jnp.real(right)), jnp.imag(right))
 
-    _function(lowering, name)
+    _register_with_prim(lowering, name)
 
 
 _with_imaginary_cuts(jnp.arcsinh, "asinh")

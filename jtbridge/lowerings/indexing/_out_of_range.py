@@ -33,7 +33,7 @@ def invalid_value(dtype: np.dtype) -> Any:
     return False if dtype == np.bool_ else int(jnp.iinfo(dtype).min)
 
 
-def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
+def read_at(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
     """Return the elements of `x` at indices; the value of :func:`invalid_value` where an index is out of range."""
     return x.at[places].get(mode="fill", fill_value=invalid_value(x.dtype), wrap_negative_indices=wrap)
 

@@ -31,7 +31,7 @@ def along(index: jax.Array, axis: int, shape: Sequence[int], source: Any) -> Pla
         shape: the shape of the array.
         source: the graph node of `index`.
     """
-    whole = [i for i in _repeated(source) if i != axis and index.shape[i] == shape[i]]
+    whole = [i for i in _expanded_axes(source) if i != axis and index.shape[i] == shape[i]]
     others = [i for i in range(index.ndim) if i not in whole]
     if len(others) != others[-1] - others[0] + 1:  # jnp would put the axes of separated index arrays first
         whole, others = [], [*range(index.ndim)]
@@ -42,7 +42,7 @@ def along(index: jax.Array, axis: int, shape: Sequence[int], source: Any) -> Pla
     return tuple(places)
 
 
-def _repeated(source: Any) -> list[int]:
+def _expanded_axes(source: Any) -> list[int]:
     """Return the axes along which torch expanded the value of a node."""
     if not isinstance(source, fx.Node) or source.target is not torch.ops.aten.expand.default:
         return []

@@ -19,7 +19,7 @@ from jtbridge.lowerings._common import axis_of, convert, out_shape
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.shape._common import box, positions
 
-from ._out_of_range import invalid_if, read, read_along
+from ._out_of_range import invalid_if, read_along, read_at
 from ._places import along, at_axis
 from .scatter import checked_write
 
@@ -31,7 +31,7 @@ def _index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     if x.ndim == 0:
         return x
     axis = axis_of(dim, x.ndim)
-    return read(x, at_axis(index.reshape(-1), axis), wrap=False)
+    return read_at(x, at_axis(index.reshape(-1), axis), wrap=False)
 
 
 @register_lowering("gather", node=True)
@@ -45,12 +45,12 @@ def _gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fal
     x = box(x, [0] * x.ndim, [n if i == axis else index.shape[i] for i, n in enumerate(x.shape)])
     places = along(index, axis, x.shape, node.args[2])
     takes_rows = x.shape[axis] > 0 and any(isinstance(place, slice) for place in places)
-    return read(x, places, wrap=False) if takes_rows else read_along(x, index, axis)
+    return read_at(x, places, wrap=False) if takes_rows else read_along(x, index, axis)
 
 
 @register_lowering("take")
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-    return read(x.reshape(-1), (index,), wrap=True)
+    return read_at(x.reshape(-1), (index,), wrap=True)
 
 
 @register_lowering("put", node=True)
@@ -63,7 +63,7 @@ def _is_mask(index: jax.Array | None) -> bool:
     return index is not None and index.dtype in (jnp.bool_, jnp.uint8)
 
 
-def _places(x: jax.Array, indices: Indices) -> tuple[Any, ...]:
+def _index_tuple(indices: Indices) -> tuple[Any, ...]:
     """Return indices for jnp: slices for None, and integer arrays for index tensors.
 
     The arrays are at least 1-d, so that jnp treats all of them as arrays.
@@ -72,13 +72,12 @@ def _places(x: jax.Array, indices: Indices) -> tuple[Any, ...]:
         raise TranslationError(
             "a tensor is indexed by a mask of bools, so that the shape depends on data. `torch.where` has a fixed shape"
         )
-    del x
     return tuple(slice(None) if i is None else jnp.atleast_1d(i) for i in indices)
 
 
 @register_lowering("index.Tensor", "_unsafe_index.Tensor", node=True)
 def _index(x: jax.Array, indices: Indices, *, node: fx.Node) -> jax.Array:
-    return read(x, _places(x, indices), wrap=True).reshape(out_shape(node))
+    return read_at(x, _index_tuple(indices), wrap=True).reshape(out_shape(node))
 
 
 @register_lowering("_unsafe_index_put")
@@ -99,7 +98,7 @@ def _index_put(
     values = convert(values, np.dtype(x.dtype))
     if any(_is_mask(i) for i in indices):
         return _masked_put(x, indices, values, accumulate)
-    places = _places(x, indices)
+    places = _index_tuple(indices)
     if all(jnp.ndim(i) == 0 for i in indices if i is not None):
         values = _with_unit_axis(x, places, values)
     how = "sum" if accumulate else "set"
@@ -113,7 +112,10 @@ def _zeros_and_scatter(shape: Sequence[int], indices: Indices, values: jax.Array
 
 
 def _with_unit_axis(x: jax.Array, places: tuple[Any, ...], values: jax.Array) -> jax.Array:
-    """Insert into `values` the axis of size 1 that a read at `places` has, because `_places` makes 0-d indices 1-d."""
+    """Insert into `values` the axis of size 1 that a read at `places` has.
+
+    The read has this axis because `_index_tuple` makes 0-d indices 1-d.
+    """
     shape = jax.eval_shape(lambda a: a[places], x).shape
     arrays = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     adjacent = arrays[-1] - arrays[0] + 1 == len(arrays)
@@ -157,7 +159,7 @@ def _unsafe_masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: 
     if x.size == 0:
         return jnp.full(out_shape(node), filler)
     clamped = [i if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)]
-    found = x.at[_places(x, clamped)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    found = x.at[_index_tuple(clamped)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     return jnp.where(mask, found.reshape(out_shape(node)), filler)
 
 

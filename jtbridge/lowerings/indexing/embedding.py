@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 
-from ._out_of_range import read
+from ._out_of_range import read_at
 
 
 @register_lowering("embedding")
@@ -24,7 +24,7 @@ def _embedding(
     sparse: bool = False,
 ) -> jax.Array:
     del padding_idx, scale_grad_by_freq, sparse  # used by the gradient only
-    return read(weight, (indices,), wrap=False)
+    return read_at(weight, (indices,), wrap=False)
 
 
 @register_lowering("embedding_dense_backward")

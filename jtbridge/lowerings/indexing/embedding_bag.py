@@ -18,7 +18,7 @@ from torch import fx
 from jtbridge.lowerings._common import opmath, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
 
-from ._out_of_range import read
+from ._out_of_range import read_at
 from .embedding import summed_rows
 
 _SUM, _MEAN, _MAX = 0, 1, 2
@@ -65,14 +65,14 @@ def _embedding_bag(
     # Torch counts the size of the last bag up to the end of the list, even if `offsets` ends it earlier.
     sized = kept if to_last else _bags(offsets, count, indices.size, to_last=True)
     size = jnp.zeros(count, bags.dtype).at[sized].add(1, mode="drop")
-    rows = read(weight, (indices,), wrap=False)
+    rows = read_at(weight, (indices,), wrap=False)
     source = jnp.zeros(out_shape(node, 3), out_dtype(node, 3))
     if mode == _MAX:
-        value, source = _maximum(rows, indices, kept, size)
+        value, source = _bag_maxima(rows, indices, kept, size)
         outside = (indices < 0) | (indices >= weight.shape[0])
         value = jnp.where(jnp.zeros(count, bool).at[kept].max(outside, mode="drop")[:, None], jnp.nan, value)
     else:
-        value = _total(rows, per_sample_weights, kept, count)
+        value = _bag_sums(rows, per_sample_weights, kept, count)
         if mode == _MEAN:
             value = value / jnp.maximum(size, 1).astype(value.dtype)[:, None]
             source = jnp.pad(size, (0, source.shape[0] - count))
@@ -90,14 +90,14 @@ def _embedding_bag(
     )
 
 
-def _total(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int) -> jax.Array:
+def _bag_sums(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int) -> jax.Array:
     rows = rows.astype(opmath(rows.dtype))
     if scale is not None:
         rows = rows * scale.astype(rows.dtype)[:, None]
     return jnp.zeros((count, rows.shape[1]), rows.dtype).at[bags].add(rows, mode="drop")
 
 
-def _maximum(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _bag_maxima(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the maximum of each bag and column, and the row number where it first occurs; zeros for empty bags.
 
     As in torch, which compares each element with the largest one before it, a NaN counts only in the first row of a
@@ -197,6 +197,6 @@ def _embedding_bag_per_sample_weights_backward(
 ) -> jax.Array:
     bags = _known_bags(offset2bag, offsets, indices, grad, mode, padding_idx)
     dtype = opmath(grad.dtype)
-    rows = read(weight, (indices,), wrap=False).astype(dtype)
+    rows = read_at(weight, (indices,), wrap=False).astype(dtype)
     products = jnp.sum(rows * grad.at[bags].get(mode="fill", fill_value=0).astype(dtype), axis=1)
     return jnp.where(indices == padding_idx, 0, products).astype(grad.dtype)

@@ -22,7 +22,7 @@ from ._out_of_range import invalid_if, is_outside
 from ._places import Places, along, at_axis
 
 
-def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool = True) -> jax.Array:
+def write_at(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool = True) -> jax.Array:
     """Return `x` with values written to places: ``set``, or combined by ``sum``, ``prod``, ``amax`` or ``amin``.
 
     Half precision is accumulated in float32 and rounded once. Writes out of range are dropped.
@@ -46,11 +46,11 @@ def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool 
 def checked_write(
     x: jax.Array, places: Places, values: jax.Array, how: str, node: fx.Node | None, *, wrap: bool
 ) -> jax.Array:
-    """Return the result of :func:`write`, with every element invalid if a place is out of range."""
-    return _checked(write(x, places, values, how, wrap), places, node, wrap=wrap)
+    """Return the result of :func:`write_at`, with every element invalid if a place is out of range."""
+    return _checked_result(write_at(x, places, values, how, wrap), places, node, wrap=wrap)
 
 
-def _checked(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: bool) -> jax.Array:
+def _checked_result(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: bool) -> jax.Array:
     """Return the result of a write to places, with every element invalid if a place is out of range.
 
     The places are not checked without a node, or in a backward, whose indices the forward has checked.
@@ -157,16 +157,16 @@ def _reduced(
     shape = [n if is_indexed else 1 for n, is_indexed in zip(x.shape, indexed, strict=True)]
     if not include_self:
         is_reached = jnp.zeros(shape, bool).at[places].set(True, mode="drop", wrap_negative_indices=False)
-        x = jnp.where(is_reached, _identity(how, x.dtype), x)
-    result = write(x, places, values, how, wrap=False)
+        x = jnp.where(is_reached, _identity_element(how, x.dtype), x)
+    result = write_at(x, places, values, how, wrap=False)
     if reduce == "mean":
         count = jnp.full(shape, include_self, jnp.int32)
         count = jnp.maximum(count.at[places].add(1, mode="drop", wrap_negative_indices=False), 1).astype(x.dtype)
         result = result // count if jnp.issubdtype(x.dtype, jnp.integer) else result / count
-    return _checked(result.astype(dtype), places, node, wrap=False)
+    return _checked_result(result.astype(dtype), places, node, wrap=False)
 
 
-def _identity(how: str, dtype: np.dtype) -> jax.Array:
+def _identity_element(how: str, dtype: np.dtype) -> jax.Array:
     """Return the identity element of a reduction."""
     if how in ("sum", "prod"):
         return jnp.asarray(how == "prod", dtype)
@@ -187,10 +187,10 @@ def _selected_shape(x: jax.Array, dim: int, index: jax.Array) -> Sequence[int]:
 def _index_add(
     x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any = 1, node: fx.Node
 ) -> jax.Array:
-    return _index_write(x, dim, index, _scaled(source, alpha), "sum", node)
+    return _index_write(x, dim, index, _times_alpha(source, alpha), "sum", node)
 
 
-def _scaled(source: jax.Array, alpha: Any) -> jax.Array:
+def _times_alpha(source: jax.Array, alpha: Any) -> jax.Array:
     if alpha == 1:
         return source
     if source.dtype == bool:

@@ -17,7 +17,7 @@ def adjoint(x: jax.Array) -> jax.Array:
     return jnp.conj(x.mT)
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
+def precise_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return ``a @ b``, computed on every device in at least the precision of its dtype."""
     return jnp.matmul(a, b, precision=Precision.HIGHEST)
 
@@ -62,14 +62,14 @@ def lu_factor(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     if a.size == 0:
         return a, jnp.zeros((*a.shape[:-2], size), jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
     lu, pivots, _ = lax.linalg.lu(a)
-    return lu, pivots.astype(jnp.int32) + 1, _first(_diagonal(lu) == 0)
+    return lu, pivots.astype(jnp.int32) + 1, _first_true_position(_main_diagonal(lu) == 0)
 
 
-def _diagonal(x: jax.Array) -> jax.Array:
+def _main_diagonal(x: jax.Array) -> jax.Array:
     return jnp.diagonal(x, axis1=-2, axis2=-1)
 
 
-def _first(found: jax.Array) -> jax.Array:
+def _first_true_position(found: jax.Array) -> jax.Array:
     """Return the first true position along the last axis, counted from 1; 0 if no position is true."""
     return jnp.where(found.any(-1), jnp.argmax(found, -1) + 1, 0).astype(jnp.int32)
 
@@ -77,7 +77,7 @@ def _first(found: jax.Array) -> jax.Array:
 def lu_diagonal(lu: jax.Array, pivots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the diagonal of U, and the sign of the row permutation that `pivots` stands for."""
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
-    return _diagonal(lu), jnp.where(swaps % 2 == 1, -1, 1).astype(lu.dtype)
+    return _main_diagonal(lu), jnp.where(swaps % 2 == 1, -1, 1).astype(lu.dtype)
 
 
 def permutation_of(pivots: jax.Array, size: int) -> jax.Array:

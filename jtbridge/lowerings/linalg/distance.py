@@ -31,7 +31,7 @@ def _distance(difference: jax.Array, p: float) -> jax.Array:
     return jnp.sum(size**p, -1) ** (1 / p)
 
 
-def _slope(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> jax.Array:
+def _gradient_by_difference(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> jax.Array:
     """Return `grad` times the derivative of the distance with respect to the difference.
 
     The derivative is 0 where the distance is 0, as in torch.
@@ -75,7 +75,7 @@ def _cdist_backward(
     if cdist.size == 0 or x1.size == 0:
         return jnp.zeros(out_shape(node), x1.dtype)
     difference = x1[..., :, None, :] - x2[..., None, :, :]
-    return jnp.sum(_slope(difference, cdist[..., None], grad[..., None], p), -2)
+    return jnp.sum(_gradient_by_difference(difference, cdist[..., None], grad[..., None], p), -2)
 
 
 @register_lowering("_pdist_forward")
@@ -95,7 +95,7 @@ def _pdist_backward(grad: jax.Array, x: jax.Array, p: float, pdist: jax.Array) -
         upper = jnp.zeros((n, n), values.dtype).at[first, second].set(values, unique_indices=True)
         return (upper + upper.T)[..., None]
 
-    return jnp.sum(_slope(x[:, None] - x, whole(pdist), whole(grad), p), 1)
+    return jnp.sum(_gradient_by_difference(x[:, None] - x, whole(pdist), whole(grad), p), 1)
 
 
 def _pairs(n: int) -> tuple[jax.Array, jax.Array]:

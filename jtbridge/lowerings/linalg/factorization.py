@@ -11,7 +11,7 @@ from jtbridge.errors import TranslationError
 from jtbridge.lowerings._common import out_shape
 from jtbridge.lowerings._registry import register_lowering
 
-from ._matrices import adjoint, identity_like, lu_factor, permutation_of, product, solve_triangular
+from ._matrices import adjoint, identity_like, lu_factor, permutation_of, precise_product, solve_triangular
 
 
 def _cholesky_factor(a: jax.Array, upper: bool) -> jax.Array:
@@ -76,7 +76,7 @@ def _count_of_positive_minors(a: jax.Array) -> jax.Array:
 @register_lowering("cholesky_inverse")
 def _cholesky_inverse(x: jax.Array, upper: bool = False) -> jax.Array:
     inverse = solve_triangular(x, identity_like(x, x.shape[-1]), lower=not upper)
-    return product(inverse, adjoint(inverse)) if upper else product(adjoint(inverse), inverse)
+    return precise_product(inverse, adjoint(inverse)) if upper else precise_product(adjoint(inverse), inverse)
 
 
 @register_lowering("cholesky_solve")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge.lowerings._common import axis_of, size_of
+from jtbridge.lowerings._common import axis_of, size_along, size_of
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings._row_major import row_major
 
@@ -18,7 +18,7 @@ from jtbridge.lowerings._row_major import row_major
 _DIVISORS = {0: lambda n: 1.0, 1: math.sqrt, 2: float}
 
 
-def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
+def _normalized_transform(x: jax.Array, count: int, normalization: int) -> jax.Array:
     divisor = _DIVISORS[normalization](count)
     return x if divisor == 1.0 else x * jnp.asarray(1.0 / divisor, x.real.dtype)
 
@@ -28,23 +28,19 @@ def _complex_transform(x: jax.Array, axes: Sequence[int], forward: bool) -> jax.
     if size_of(x) == 0:
         return x
     for axis in axes:
-        x = _along(x, axis, jnp.fft.fft if forward else functools.partial(jnp.fft.ifft, norm="forward"))
+        x = _transform_along_axis(x, axis, jnp.fft.fft if forward else functools.partial(jnp.fft.ifft, norm="forward"))
     return x
 
 
-def _along(x: jax.Array, axis: int, transform: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _transform_along_axis(x: jax.Array, axis: int, transform: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Return the transform along one axis; `transform` works along the last one."""
     return jnp.moveaxis(row_major(transform(jnp.moveaxis(x, axis, -1))), -1, axis)
-
-
-def _count(x: jax.Array, axes: Sequence[int]) -> int:
-    return math.prod(x.shape[axis] for axis in axes)
 
 
 @register_lowering("_fft_c2c")
 def _c2c(x: jax.Array, dim: Sequence[int], normalization: int, forward: bool) -> jax.Array:
     axes = [axis_of(d, x.ndim) for d in dim]
-    return _scaled(_complex_transform(x, axes, forward), _count(x, axes), normalization)
+    return _normalized_transform(_complex_transform(x, axes, forward), size_along(x, axes), normalization)
 
 
 @register_lowering("_fft_r2c")
@@ -53,12 +49,12 @@ def _r2c(x: jax.Array, dim: Sequence[int], normalization: int, onesided: bool) -
     if not onesided:
         x = x.astype(np.complex128 if x.dtype == np.float64 else np.complex64)
         return _c2c(x, dim, normalization, True)
-    count = _count(x, axes)
+    count = size_along(x, axes)
     if size_of(x) == 0:
         shape = [n // 2 + 1 if i == axes[-1] else n for i, n in enumerate(x.shape)]
         return jnp.zeros(shape, np.complex128 if x.dtype == np.float64 else np.complex64)
-    y = _complex_transform(_along(x, axes[-1], jnp.fft.rfft), axes[:-1], True)
-    return _scaled(y, count, normalization)
+    y = _complex_transform(_transform_along_axis(x, axes[-1], jnp.fft.rfft), axes[:-1], True)
+    return _normalized_transform(y, count, normalization)
 
 
 @register_lowering("_fft_c2r")
@@ -68,5 +64,5 @@ def _c2r(x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: in
     if math.prod(shape) == 0 or size_of(x) == 0:
         return jnp.zeros(shape, x.real.dtype)
     y = _complex_transform(x, axes[:-1], False)
-    y = _along(y, axes[-1], functools.partial(jnp.fft.irfft, n=last_dim_size, norm="forward"))
-    return _scaled(y, _count(y, axes), normalization)
+    y = _transform_along_axis(y, axes[-1], functools.partial(jnp.fft.irfft, n=last_dim_size, norm="forward"))
+    return _normalized_transform(y, size_along(y, axes), normalization)

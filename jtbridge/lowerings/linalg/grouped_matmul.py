@@ -38,9 +38,9 @@ def _grouped_mm(
         ends = offs.astype(jnp.int32)
         if b.ndim == 3:
             transposed = is_transposed(node.args[1])
-            product = _rows(a, b.transpose(0, 2, 1) if transposed else b, ends, transposed=transposed)
+            product = _rows_times_matrices(a, b.transpose(0, 2, 1) if transposed else b, ends, transposed=transposed)
         elif a.ndim == 3:
-            product = _rows(b.T, a.transpose(0, 2, 1), ends).T
+            product = _rows_times_matrices(b.T, a.transpose(0, 2, 1), ends).T
         else:
             product = _contraction(a.T, b, ends)
     product = product if bias is None else product + bias.astype(product.dtype)
@@ -48,7 +48,7 @@ def _grouped_mm(
 
 
 # The functions of this section are batched by a loop, because the batching rule of `lax.ragged_dot` covers few cases.
-def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array, *, transposed: bool = False) -> jax.Array:
+def _rows_times_matrices(x: jax.Array, matrices: jax.Array, ends: jax.Array, *, transposed: bool = False) -> jax.Array:
     """Return each row of ``x[row, k]`` times the matrix of its group in ``matrices[group, k, n]``.
 
     If `transposed`, the matrices are given as ``matrices[group, n, k]``. If they were transposed before a loop, XLA
@@ -73,7 +73,7 @@ def _contraction(x: jax.Array, y: jax.Array, ends: jax.Array) -> jax.Array:
 
 
 def rows_by_ragged_dot(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Compute `_rows` by one operation of XLA."""
+    """Compute `_rows_times_matrices` by one operation of XLA."""
     matrices = matrices.transpose(0, 2, 1) if transposed else matrices
     return lax.ragged_dot(x, matrices, sizes, preferred_element_type=opmath(x.dtype))
 
@@ -92,10 +92,10 @@ def contraction_by_ragged_dot(x: jax.Array, y: jax.Array, sizes: jax.Array) -> j
 
 
 def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Compute `_rows` by a loop."""
+    """Compute `_rows_times_matrices` by a loop."""
     rows, groups, columns = x.shape[0], len(matrices), matrices.shape[1 if transposed else 2]
     axes = ((1,), (1 if transposed else 0,))
-    block = _block(rows, groups)
+    block = _rows_per_block(rows, groups)
     x = jnp.pad(x, ((0, block), (0, 0)))
 
     def of_block(group: jax.Array, start: jax.Array, end: jax.Array, out: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, trans
 def contraction_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
     """Compute `_contraction` by a loop."""
     rows, groups = x.shape[0], sizes.shape[0]
-    block = _block(rows, groups)
+    block = _rows_per_block(rows, groups)
     x, y = (jnp.pad(z, ((0, block), (0, 0))) for z in (x, y))
 
     def of_block(group: jax.Array, start: jax.Array, end: jax.Array, out: jax.Array) -> jax.Array:
@@ -126,7 +126,7 @@ def contraction_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.A
     return _over_blocks(of_block, sizes, block, jnp.zeros((groups, x.shape[1], y.shape[1]), opmath(x.dtype)))
 
 
-def _block(rows: int, groups: int) -> int:
+def _rows_per_block(rows: int, groups: int) -> int:
     """Return the number of rows of a block: the average size of a group, rounded up to a power of two from 8 to 128."""
     return min(max(1 << max(rows // max(groups, 1) - 1, 0).bit_length(), 8), 128)
 

@@ -52,11 +52,11 @@ def _factored(a: jax.Array, hermitian: bool) -> tuple[jax.Array, jax.Array, jax.
     whole = lower + jnp.diag(diagonal) + (adjoint(lower) if hermitian else lower.mT)
     zero = jnp.int32(0)
     start = _State(zero, whole, jnp.zeros_like(a), jnp.zeros((n,), jnp.int32), zero)
-    end = lax.while_loop(lambda state: state.k < n, lambda state: _step(state, hermitian), start)
+    end = lax.while_loop(lambda state: state.k < n, lambda state: _factor_columns(state, hermitian), start)
     return end.factors, end.pivots, end.info
 
 
-def _step(state: _State, hermitian: bool) -> _State:
+def _factor_columns(state: _State, hermitian: bool) -> _State:
     """Factor one or two columns."""
     k, n = state.k, state.rest.shape[-1]
     rows = jnp.arange(n, dtype=jnp.int32)
@@ -67,7 +67,7 @@ def _step(state: _State, hermitian: bool) -> _State:
     after = jnp.minimum(k + 1, n - 1)
     columns = jnp.stack([rest[:, k], rest[:, after]], -1)
     block = jnp.stack([columns[k], columns[after]])
-    inverse = _inverse(block, double, singular)
+    inverse = _pivot_inverse(block, double, singular)
     below = (rows > jnp.where(double, k + 1, k))[:, None]
     scaled = jnp.where(below, columns, 0) @ inverse
     scaled = jnp.where(double | (jnp.arange(2) == 0), scaled, 0)
@@ -105,7 +105,7 @@ def _pivot(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
     return jnp.where(stays, k, at), ~stays & ~alone, singular
 
 
-def _inverse(block: jax.Array, double: jax.Array, singular: jax.Array) -> jax.Array:
+def _pivot_inverse(block: jax.Array, double: jax.Array, singular: jax.Array) -> jax.Array:
     """Return the inverse of a 2x2 pivot (`double`), or of its first element in a matrix of zeros."""
     (a, b), (c, d) = block
     both = jnp.stack([jnp.stack([d, -b]), jnp.stack([-c, a])]) / (a * d - b * c)

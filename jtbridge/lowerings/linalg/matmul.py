@@ -38,7 +38,7 @@ def _exact(a: jax.Array, b: jax.Array, b_node: Any = None) -> jax.Array:
 
 
 @register_lowering("mm", "dot", "mm.dtype", node=True)
-def _product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
+def _mm(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
     del out  # the dtype of the result, which the node also holds
     return _exact(a, b, node.args[1]).astype(out_dtype(node))
 
@@ -220,7 +220,7 @@ def _scaled_mm(
     node: fx.Node,
 ) -> jax.Array:
     del out_dtype, use_fast_accum
-    return _scaled(a, b, scale_a, scale_b, bias, scale_result, node)
+    return _scaled_product(a, b, scale_a, scale_b, bias, scale_result, node)
 
 
 _TENSORWISE, _ROWWISE = 0, 1
@@ -249,10 +249,10 @@ def _scaled_mm_v2(
         raise TranslationError("_scaled_mm_v2 is translated with one unswizzled scale for each operand only")
     if not recipes <= {_TENSORWISE, _ROWWISE}:
         raise TranslationError("_scaled_mm_v2 is translated with scales for tensors or for rows only, not for blocks")
-    return _scaled(a, b, scale_a[0], scale_b[0], bias, None, node)
+    return _scaled_product(a, b, scale_a[0], scale_b[0], bias, None, node)
 
 
-def _scaled(
+def _scaled_product(
     a: jax.Array,
     b: jax.Array,
     scale_a: jax.Array,

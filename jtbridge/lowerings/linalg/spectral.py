@@ -15,7 +15,7 @@ from torch import fx
 from jtbridge.lowerings._common import opmath, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
 
-from ._matrices import adjoint, identity_like, product, real_dtype
+from ._matrices import adjoint, identity_like, precise_product, real_dtype
 
 
 def _of_finite(function: Callable[[jax.Array], Any], a: jax.Array, read: jax.Array | None = None) -> Any:
@@ -106,7 +106,7 @@ def _pinv(
     sizes = jnp.abs(values)
     least = jnp.maximum(atol[..., None], rtol[..., None] * sizes.max(-1, keepdims=True))
     inverse = jnp.where(sizes > least, 1 / values, 0).astype(a.dtype)
-    return product(right * inverse[..., None, :], left)
+    return precise_product(right * inverse[..., None, :], left)
 
 
 # The degree of the Taylor polynomial, and the 1-norm up to which it is accurate to rounding, as in torch (Bader, Blanes
@@ -131,19 +131,19 @@ def _matrix_exp(x: jax.Array) -> jax.Array:
     result = _taylor(a * jnp.exp2(-halvings)[..., None, None].astype(a.dtype))
 
     def square(i: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.where((i < halvings)[..., None, None], product(y, y), y)
+        return jnp.where((i < halvings)[..., None, None], precise_product(y, y), y)
 
     return lax.fori_loop(0, jnp.max(halvings).astype(int), square, result).astype(x.dtype)
 
 
 def _taylor(a: jax.Array) -> jax.Array:
     """Return the Taylor polynomial of exp, computed in blocks of four powers (Paterson and Stockmeyer)."""
-    squared = product(a, a)
-    powers = (identity_like(a, a.shape[-1]), a, squared, product(squared, a))
-    fourth = product(squared, squared)
+    squared = precise_product(a, a)
+    powers = (identity_like(a, a.shape[-1]), a, squared, precise_product(squared, a))
+    fourth = precise_product(squared, squared)
     terms = [1 / math.factorial(k) for k in range(_DEGREE + 1)]
     total = jnp.zeros_like(a)
     for start in range(_DEGREE // 4 * 4, -1, -4):
         block = sum(c * power for c, power in zip(terms[start : start + 4], powers, strict=False))
-        total = product(total, fourth) + block
+        total = precise_product(total, fourth) + block
     return total

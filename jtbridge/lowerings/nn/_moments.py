@@ -29,7 +29,7 @@ def affine(x: jax.Array, weight: Maybe, bias: Maybe) -> jax.Array:
     return x if bias is None else x + bias
 
 
-def gradients(results: Sequence[Maybe], like: Sequence[Maybe], mask: Sequence[bool]) -> tuple[Maybe, ...]:
+def selected_gradients(results: Sequence[Maybe], like: Sequence[Maybe], mask: Sequence[bool]) -> tuple[Maybe, ...]:
     """Return the gradients that `mask` selects, in the dtypes of the inputs `like`, and `None` for the others."""
     return tuple(
         result.astype(x.dtype) if wanted and result is not None and x is not None else None

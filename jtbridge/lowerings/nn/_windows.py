@@ -58,7 +58,7 @@ def windows(
     steps = per_dimension(stride, rank) if stride else sizes
     pads, gaps = per_dimension(padding, rank), per_dimension(dilation, rank)
     inputs = x.shape[x.ndim - rank :]
-    counts = tuple(map(_count, inputs, sizes, steps, pads, gaps, (ceil_mode,) * rank))
+    counts = tuple(map(_window_count, inputs, sizes, steps, pads, gaps, (ceil_mode,) * rank))
     return Windows(sizes, steps, pads, gaps, inputs, counts)
 
 
@@ -68,7 +68,7 @@ def per_dimension(sizes: Sizes | int, rank: int) -> tuple[int, ...]:
     return sizes * rank if len(sizes) == 1 else sizes
 
 
-def _count(length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def _window_count(length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     room = length + 2 * padding - dilation * (kernel - 1) - 1
     count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (count - 1) * stride >= length + padding:

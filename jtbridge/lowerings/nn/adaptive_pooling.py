@@ -22,7 +22,7 @@ def _even(lengths: Sizes, counts: Sizes) -> bool:
     return all(count and length % count == 0 for length, count in zip(lengths, counts, strict=True))
 
 
-def _split(x: Any, counts: Sizes) -> Any:
+def _split_windows(x: Any, counts: Sizes) -> Any:
     """Split each of the last dimensions in two: the window, and the place in the window."""
     outer = x.shape[: x.ndim - len(counts)]
     inner = [n for length, count in zip(x.shape[len(outer) :], counts, strict=True) for n in (count, length // count)]
@@ -30,7 +30,7 @@ def _split(x: Any, counts: Sizes) -> Any:
 
 
 def _window_axes(ndim: int, rank: int) -> tuple[int, ...]:
-    """Return the axes of an array from `_split` that hold the places in a window."""
+    """Return the axes of an array from `_split_windows` that hold the places in a window."""
     return tuple(ndim - rank + 1 + 2 * i for i in range(rank))
 
 
@@ -46,7 +46,7 @@ def _adaptive_average(x: jax.Array, output_size: Sizes) -> jax.Array:
     rank = len(output_size)
     lengths = x.shape[x.ndim - rank :]
     if _even(lengths, output_size):
-        return jnp.mean(_split(x, output_size), axis=_window_axes(x.ndim, rank))
+        return jnp.mean(_split_windows(x, output_size), axis=_window_axes(x.ndim, rank))
     sizes = np.ones((), np.int64)
     for i, (length, count) in enumerate(zip(lengths, output_size, strict=True)):
         x = _window_sum(x, x.ndim - rank + i, count)
@@ -84,7 +84,7 @@ def _adaptive_max_pool(x: jax.Array, output_size: Sizes) -> tuple[jax.Array, jax
     place = flat_positions(lengths)
     if _even(lengths, output_size):
         axes = _window_axes(x.ndim, rank)
-        value, found = largest(_split(x, output_size), jnp.asarray(_split(place, output_size)), axes)
+        value, found = largest(_split_windows(x, output_size), jnp.asarray(_split_windows(place, output_size)), axes)
         return value, found.astype(np.int64)
     value, found = x, jnp.broadcast_to(jnp.asarray(place), x.shape)
     for i, count in enumerate(output_size):
@@ -101,7 +101,7 @@ def _bin_maxima(x: jax.Array, place: jax.Array, axis: int, count: int) -> tuple[
     return largest(values, places, (axis + 1,))
 
 
-def _starts(sample: jax.Array, length: int, count: int, size: int) -> jax.Array:
+def _window_starts(sample: jax.Array, length: int, count: int, size: int) -> jax.Array:
     """Return the starts of windows that are spread at random. The last window ends where the dimension ends."""
     last = jnp.full((*sample.shape, 1), length - size, np.int32)
     if count == 1:
@@ -128,7 +128,7 @@ def _fractional(
     def of_plane(plane: jax.Array, drawn: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = []
         for i, (n, o, k) in enumerate(zip(lengths, output_size, kernel_size, strict=True)):
-            window = _starts(drawn[order[i]], n, o, k)[:, None] + jnp.arange(k, dtype=np.int32)
+            window = _window_starts(drawn[order[i]], n, o, k)[:, None] + jnp.arange(k, dtype=np.int32)
             index.append(window.reshape(*(1,) * (2 * i), o, k, *(1,) * (2 * (rank - i - 1))))
         place = jnp.asarray(flat_positions(lengths))
         return largest(plane[tuple(index)], place[tuple(index)], range(1, 2 * rank, 2))

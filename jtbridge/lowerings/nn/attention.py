@@ -38,7 +38,7 @@ def _attention(
 ) -> tuple[jax.Array, jax.Array]:
     _refuse_dropout(dropout_p)
     groups = key.shape[1]
-    scores = functools.partial(_scores, key=key, scale=_scale(query, scale), is_causal=is_causal)
+    scores = functools.partial(_scores, key=key, scale=_score_scale(query, scale), is_causal=is_causal)
 
     def of_queries(start: jax.Array, q: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         s = scores(start, q, mask)
@@ -70,7 +70,7 @@ def _attention_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     _refuse_dropout(dropout_p)
     groups, wide = key.shape[1], opmath(query.dtype)
-    factor = _scale(query, scale)
+    factor = _score_scale(query, scale)
     scores = functools.partial(_scores, key=key, scale=factor, is_causal=is_causal)
     delta = jnp.sum(grad_out.astype(wide) * out.astype(wide), -1)
 
@@ -97,7 +97,7 @@ def _refuse_dropout(dropout_p: float) -> None:
         raise TranslationError("flash attention on CPU has no dropout")
 
 
-def _scale(query: jax.Array, scale: float | None) -> float:
+def _score_scale(query: jax.Array, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
@@ -165,12 +165,12 @@ def _summed_by_blocks(
         start, (block, masked) = at
         return function(start, block, masked if sliced else mask, sums)
 
-    split = jax.tree.map(lambda x: _split(x, blocks), taken)
+    split = jax.tree.map(lambda x: _split_blocks(x, blocks), taken)
     sums, results = lax.scan(step, sums, (starts, split))
-    return sums, jax.tree.map(lambda x: _joined(x, length), results)
+    return sums, jax.tree.map(lambda x: _joined_blocks(x, length), results)
 
 
-def _split(x: jax.Array, blocks: int) -> jax.Array:
+def _split_blocks(x: jax.Array, blocks: int) -> jax.Array:
     """Split the queries (dimension 3) into a leading dimension of blocks. The last block is filled with zeros.
 
     The zeros add nothing to any sum.
@@ -180,6 +180,6 @@ def _split(x: jax.Array, blocks: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(*x.shape[:3], blocks, _BLOCK, *x.shape[4:]), 3, 0)
 
 
-def _joined(x: jax.Array, length: int) -> jax.Array:
+def _joined_blocks(x: jax.Array, length: int) -> jax.Array:
     x = jnp.moveaxis(x, 0, 3)
     return x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :length]

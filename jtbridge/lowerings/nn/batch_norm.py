@@ -14,10 +14,10 @@ from torch import fx
 from jtbridge.lowerings._common import out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._moments import Maybe, affine, as_computed, centred, gradients, moments
+from ._moments import Maybe, affine, as_computed, centred, moments, selected_gradients
 
 
-def _per_channel(x: Any, ndim: int) -> Any:
+def _channel_values(x: Any, ndim: int) -> Any:
     """Return one value per channel, shaped to broadcast with (sample, channel, positions...). `None` stays `None`."""
     return None if x is None else x.reshape(1, -1, *(1,) * (ndim - 2))
 
@@ -36,11 +36,11 @@ class _Normalized:
         if training:
             self.mean, self.variance = moments(wide, _batch_axes(x))
         else:
-            self.mean, self.variance = (_per_channel(s, x.ndim) for s in stored)
+            self.mean, self.variance = (_channel_values(s, x.ndim) for s in stored)
         self._training = training
         self.rstd = lax.rsqrt(self.variance + eps)
         scaled = (wide - self.mean) * self.rstd
-        self.output = affine(scaled, _per_channel(w, x.ndim), _per_channel(b, x.ndim)).astype(x.dtype)
+        self.output = affine(scaled, _channel_values(w, x.ndim), _channel_values(b, x.ndim)).astype(x.dtype)
         self._count = x.size // max(x.shape[1], 1)
 
     def saved(self, node: fx.Node) -> tuple[jax.Array, jax.Array]:
@@ -59,11 +59,11 @@ class _Normalized:
         if not self._training:
             return mean.astype(dtypes[0]), variance.astype(dtypes[1])
         unbiased = self.variance * (self._count / (self._count - 1) if self._count != 1 else float("nan"))
-        mixed = _mixed(mean, self.mean, momentum), _mixed(variance, unbiased, momentum)
+        mixed = _running_average(mean, self.mean, momentum), _running_average(variance, unbiased, momentum)
         return mixed[0].astype(dtypes[0]), mixed[1].astype(dtypes[1])
 
 
-def _mixed(running: jax.Array, new: jax.Array, momentum: float) -> jax.Array:
+def _running_average(running: jax.Array, new: jax.Array, momentum: float) -> jax.Array:
     (wide,) = as_computed(running)
     return momentum * new.reshape(-1) + (1 - momentum) * wide
 
@@ -186,12 +186,13 @@ def _batch_norm_backward(
     else:
         mean, variance = as_computed(running_mean, running_var)
         rstd = lax.rsqrt(variance + eps)
-    mean, rstd, w = (_per_channel(s, x.ndim) for s in (mean, rstd, w))
+    mean, rstd, w = (_channel_values(s, x.ndim) for s in (mean, rstd, w))
     unit = (wide - mean) * rstd
     scaled = grad if w is None else grad * w
     by_x = (centred(scaled, unit, axes) if train else scaled) * rstd
     parameter = x if weight is None else weight
-    return gradients((by_x, jnp.sum(grad * unit, axes), jnp.sum(grad, axes)), (x, parameter, parameter), output_mask)
+    found = by_x, jnp.sum(grad * unit, axes), jnp.sum(grad, axes)
+    return selected_gradients(found, (x, parameter, parameter), output_mask)
 
 
 @register_lowering("batch_norm_backward")

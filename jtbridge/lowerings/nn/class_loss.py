@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 
-from .loss import MEAN, NONE, reduced
+from .loss import MEAN, NONE, reduced_loss
 
 
-def _picked(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
+def _target_scores(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
     """Return the scores of the target classes; NaN for a target that is not a class, for which torch raises."""
     index = jnp.expand_dims(target, axis)
     found = jnp.take_along_axis(x, jnp.clip(index, 0, max(x.shape[axis] - 1, 0)), axis)
@@ -48,7 +48,7 @@ def _nll_loss_forward(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     each = class_weights(x, target, weight, ignore_index)
-    loss = jnp.where(target == ignore_index, 0, -_picked(x, target, _class_axis(x)).astype(each.dtype) * each)
+    loss = jnp.where(target == ignore_index, 0, -_target_scores(x, target, _class_axis(x)).astype(each.dtype) * each)
     if reduction == NONE and x.ndim > 1:
         return loss.astype(x.dtype), jnp.zeros((), x.dtype)
     total = jnp.sum(each)
@@ -85,7 +85,7 @@ def _in_rows(*arrays: jax.Array) -> list[jax.Array]:
 
 def _margins(x: jax.Array, target: jax.Array, margin: float) -> jax.Array:
     """Return `margin` plus the score of each class minus the score of the target class; 0 for the target class."""
-    z = margin - _picked(x, target, 1)[:, None] + x
+    z = margin - _target_scores(x, target, 1)[:, None] + x
     return jnp.where(_is_target(x, target, 1), 0, z)
 
 
@@ -107,7 +107,7 @@ def _multi_margin_loss(
         z = z * _weight_of(target, weight.astype(z.dtype))[:, None]
     loss = jnp.sum(z, axis=1) / rows.shape[1]
     loss = jnp.where(_is_class(target, rows.shape[1]), loss, jnp.nan)
-    return reduced(loss.reshape(shape), reduction).astype(x.dtype)
+    return reduced_loss(loss.reshape(shape), reduction).astype(x.dtype)
 
 
 @register_lowering("multi_margin_loss_backward")
@@ -124,18 +124,18 @@ def _multi_margin_loss_backward(
     rows = rows.astype(opmath(x.dtype))
     target = target.reshape(-1)
     z = _margins(rows, target, margin)
-    slope = jnp.where(z > 0, 1 if p == 1 else 2 * z, 0) / (rows.shape[1] * _samples(rows, reduction))
+    slope = jnp.where(z > 0, 1 if p == 1 else 2 * z, 0) / (rows.shape[1] * _mean_divisor(rows, reduction))
     if weight is not None:
         slope = slope * _weight_of(target, weight.astype(z.dtype))[:, None]
     slope = jnp.where(_is_target(rows, target, 1), -jnp.sum(slope, axis=1, keepdims=True), slope)
     return (slope * grad.reshape(-1, 1).astype(slope.dtype)).reshape(x.shape).astype(x.dtype)
 
 
-def _samples(rows: jax.Array, reduction: int) -> int:
+def _mean_divisor(rows: jax.Array, reduction: int) -> int:
     return max(rows.shape[0], 1) if reduction == MEAN else 1
 
 
-def _listed(target: jax.Array) -> jax.Array:
+def _is_listed(target: jax.Array) -> jax.Array:
     """Return a mask of the entries of the label lists that count: the entries before the first negative one."""
     return jnp.cumprod(target >= 0, axis=1, dtype=jnp.int32) == 1
 
@@ -144,12 +144,12 @@ def _violations(rows: jax.Array, target: jax.Array, is_target: jax.Array) -> jax
     """Return how far each non-target class violates the margin of 1 to each listed label: (sample, label, class)."""
     chosen = jnp.take_along_axis(rows, jnp.clip(target, 0, rows.shape[1] - 1), 1)
     z = 1 - chosen[:, :, None] + rows[:, None, :]
-    return jnp.where(_listed(target)[:, :, None] & ~is_target[:, None, :] & (z > 0), z, 0)
+    return jnp.where(_is_listed(target)[:, :, None] & ~is_target[:, None, :] & (z > 0), z, 0)
 
 
 def _marked(rows: jax.Array, target: jax.Array, marks: jax.Array) -> jax.Array:
     """Return the marks of the listed labels, added up by class."""
-    index = jnp.where(_listed(target), target, rows.shape[1])  # an index past the end is dropped
+    index = jnp.where(_is_listed(target), target, rows.shape[1])  # an index past the end is dropped
     return jax.vmap(lambda i, mark: jnp.zeros(rows.shape[1:], rows.dtype).at[i].add(mark, mode="drop"))(index, marks)
 
 
@@ -162,7 +162,7 @@ def _multilabel_margin_loss_forward(x: jax.Array, target: jax.Array, reduction: 
     is_label = (labels >= -1) & (labels < rows.shape[1])
     loss = jnp.where(jnp.all(is_label, axis=1), loss, jnp.nan)
     shape = x.shape[:-1]
-    return reduced(loss.reshape(shape), reduction).astype(x.dtype), is_target.reshape(target.shape).astype(x.dtype)
+    return reduced_loss(loss.reshape(shape), reduction).astype(x.dtype), is_target.reshape(target.shape).astype(x.dtype)
 
 
 @register_lowering("multilabel_margin_loss_backward")
@@ -173,5 +173,5 @@ def _multilabel_margin_loss_backward(
     rows = rows.astype(opmath(x.dtype))
     active = (_violations(rows, labels, setting_inside != 0) > 0).astype(rows.dtype)
     slope = jnp.sum(active, axis=1) - _marked(rows, labels, jnp.sum(active, axis=2))
-    slope = slope / (rows.shape[1] * _samples(rows, reduction))
+    slope = slope / (rows.shape[1] * _mean_divisor(rows, reduction))
     return (slope * grad.reshape(-1, 1).astype(slope.dtype)).reshape(x.shape).astype(x.dtype)

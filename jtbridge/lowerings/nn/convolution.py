@@ -35,7 +35,7 @@ class _Window:
     groups: int
 
 
-def _window(kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> _Window:
+def _ordinary_window(kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> _Window:
     n = len(kernel)
     pads = tuple((p, p) for p in per_dimension(padding, n))
     return _Window(per_dimension(stride, n), pads, (1,) * n, per_dimension(dilation, n), groups)
@@ -88,13 +88,13 @@ def _is_depthwise(weight: jax.Array, window: _Window) -> bool:
 
 def _depthwise(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     dtype, wide = x.dtype, jnp.promote_types(x.dtype, jnp.float32)  # torch adds 16-bit floats as float32
-    x, weight = _padded(x.astype(wide), window), weight.astype(wide)
+    x, weight = _padded_input(x.astype(wide), window), weight.astype(wide)
     batch, groups = x.shape[0], window.groups
     shape = (batch, groups, weight.shape[0] // groups, *_lengths(x, weight, window))
     total = jnp.zeros(shape, wide)
     for tap in itertools.product(*map(range, weight.shape[2:])):
         scale = weight[(..., 0, *tap)].reshape(1, groups, -1, *(1,) * (x.ndim - 2))
-        total = total + _shifted(x, tap, shape[3:], window)[:, :, None] * scale
+        total = total + _inputs_of_tap(x, tap, shape[3:], window)[:, :, None] * scale
     return total.reshape(batch, weight.shape[0], *shape[3:]).astype(dtype)
 
 
@@ -124,7 +124,7 @@ def _depthwise_by_input(grad: jax.Array, shape: Sizes, weight: jax.Array, window
 def _depthwise_by_weight(grad: jax.Array, x: jax.Array, weight_shape: Sizes, window: _Window) -> jax.Array:
     """Return the gradient of the weight, by a loop over the elements of the kernel, which XLA compiles once."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    x = _padded(x.astype(wide), window)
+    x = _padded_input(x.astype(wide), window)
     batch, groups, *lengths = grad.shape[0], window.groups, *grad.shape[2:]
     grad = grad.astype(wide).reshape(batch, groups, weight_shape[0] // groups, *lengths)
     reach = [(n - 1) * s + 1 for n, s in zip(lengths, window.strides, strict=True)]
@@ -154,17 +154,17 @@ def _pointwise(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def _convolved_by_taps(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     """Convolve as a sum of products over the kernel's elements, because GPUs have no convolution of integers."""
-    x = _padded(x, window)
+    x = _padded_input(x, window)
     batch, groups, lengths = x.shape[0], window.groups, _lengths(x, weight, window)
     total = jnp.zeros((batch, groups, weight.shape[0] // groups, *lengths), x.dtype)
     for tap in itertools.product(*map(range, weight.shape[2:])):
-        part = _shifted(x, tap, lengths, window).reshape(batch, groups, weight.shape[1], *lengths)
+        part = _inputs_of_tap(x, tap, lengths, window).reshape(batch, groups, weight.shape[1], *lengths)
         taken = weight[(..., *tap)].reshape(groups, -1, weight.shape[1])
         total = total + jnp.einsum("goi,bgi...->bgo...", taken, part)
     return total.reshape(batch, weight.shape[0], *lengths)
 
 
-def _padded(x: jax.Array, window: _Window) -> jax.Array:
+def _padded_input(x: jax.Array, window: _Window) -> jax.Array:
     zero = np.zeros((), x.dtype)
     return lax.pad(x, zero, [(0, 0, 0)] * 2 + [(*p, s - 1) for p, s in zip(window.padding, window.spread, strict=True)])
 
@@ -174,7 +174,7 @@ def _lengths(padded: jax.Array, weight: jax.Array, window: _Window) -> list[int]
     return [(n - r - 1) // s + 1 for n, r, s in zip(padded.shape[2:], reach, window.strides, strict=True)]
 
 
-def _shifted(padded: jax.Array, tap: Sizes, lengths: Sizes, window: _Window) -> jax.Array:
+def _inputs_of_tap(padded: jax.Array, tap: Sizes, lengths: Sizes, window: _Window) -> jax.Array:
     """Return the elements of a padded array that one element of the kernel multiplies."""
     for axis, (i, d, n, s) in enumerate(zip(tap, window.dilation, lengths, window.strides, strict=True), 2):
         padded = lax.slice_in_dim(padded, i * d, i * d + (n - 1) * s + 1, s, axis)
@@ -193,7 +193,7 @@ def _ordinary(
     """Return the weight and the window of the equivalent convolution that is not transposed."""
     kernel = weight.shape[2:]
     if not transposed:
-        return weight, _window(kernel, stride, padding, dilation, groups)
+        return weight, _ordinary_window(kernel, stride, padding, dilation, groups)
     window = _transposed_window(kernel, stride, padding, dilation, output_padding, groups)
     return _flipped(weight, groups), window
 
@@ -271,7 +271,7 @@ def _by_weight(
     transposed: bool,
     groups: int,
 ) -> jax.Array:
-    window = _window(weight.shape[2:], stride, padding, dilation, groups)
+    window = _ordinary_window(weight.shape[2:], stride, padding, dilation, groups)
     if transposed:
         shape = jax.eval_shape(lambda w: _by_xla(grad, w, window), weight).shape
         # With an output padding of the stride or more, conv(grad, w) is larger than x, so x is padded with zeros.
@@ -313,7 +313,7 @@ def _slow_convolution(
     weight = weight.reshape(weight.shape[0], -1, *kernel_size)  # some operators take the weight as a matrix
     batched = x if x.ndim == weight.ndim else x[None]
     groups = batched.shape[1] // weight.shape[1]
-    window = _window(kernel_size, stride, padding, dilation, groups)
+    window = _ordinary_window(kernel_size, stride, padding, dilation, groups)
     y = _biased(_convolved(batched, weight, window), bias)
     return y if x.ndim == weight.ndim else y[0]
 
@@ -338,5 +338,6 @@ def _slow_transposed_convolution(
 @register_lowering("conv_tbc")
 def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) -> jax.Array:
     """Convolve `x` (time, batch, channel) with `weight` (kernel, input channel, output channel)."""
-    y = _convolved(jnp.transpose(x, (1, 2, 0)), jnp.transpose(weight, (2, 1, 0)), _window((1,), (1,), (pad,), (1,), 1))
+    window = _ordinary_window((1,), (1,), (pad,), (1,), 1)
+    y = _convolved(jnp.transpose(x, (1, 2, 0)), jnp.transpose(weight, (2, 1, 0)), window)
     return jnp.transpose(y, (2, 0, 1)) + bias

@@ -37,7 +37,7 @@ class _Alignment:
 
 def _alignment(log_probs: jax.Array, targets: jax.Array, inputs: Lengths, lengths: Lengths, blank: int, states: int):
     lengths = jnp.asarray(lengths, jnp.int32)
-    labels = _padded(targets.astype(jnp.int32), lengths, (states - 1) // 2)
+    labels = _targets_by_sample(targets.astype(jnp.int32), lengths, (states - 1) // 2)
     number = jnp.arange(states)[None, :]
     of_state = jnp.where(number % 2 == 1, jnp.repeat(labels, 2, axis=1, total_repeat_length=states), blank)
     if labels.shape[1] == 0:
@@ -49,7 +49,7 @@ def _alignment(log_probs: jax.Array, targets: jax.Array, inputs: Lengths, length
     return _Alignment(log_probs, of_state, may_skip, last, jnp.asarray(inputs, jnp.int32))
 
 
-def _padded(targets: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
+def _targets_by_sample(targets: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
     """Return the targets as (sample, label). They are given in this form, or as one row of all samples' labels."""
     if targets.ndim == 2:
         return targets[:, :longest]
@@ -64,21 +64,21 @@ def _log_sum(*terms: jax.Array) -> jax.Array:
     return jnp.log(sum(jnp.exp(term - shift) for term in terms)) + shift
 
 
-def _shifted(x: jax.Array, by: int) -> jax.Array:
+def _shifted_states(x: jax.Array, by: int) -> jax.Array:
     """Return the value of the state `by` places before each state (after it if `by` is negative), or -inf."""
     states = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (max(by, 0), max(-by, 0))), constant_values=-jnp.inf)
     return padded[:, :states] if by > 0 else padded[:, -by : states - by]
 
 
-def _forward(a: _Alignment) -> jax.Array:
+def _forward_log_probs(a: _Alignment) -> jax.Array:
     """Return the log probability of the frames up to a time, ending in each state: (time, sample, state)."""
     emissions = a.emissions()
     exists = a.number <= a.last
 
     def step(before: jax.Array, emission: jax.Array) -> tuple[jax.Array, jax.Array]:
-        skipping = jnp.where(a.may_skip, _shifted(before, 2), -jnp.inf)
-        now = jnp.where(exists, _log_sum(before, _shifted(before, 1), skipping) + emission, -jnp.inf)
+        skipping = jnp.where(a.may_skip, _shifted_states(before, 2), -jnp.inf)
+        now = jnp.where(exists, _log_sum(before, _shifted_states(before, 1), skipping) + emission, -jnp.inf)
         return now, now
 
     first = jnp.where(exists & (a.number < 2), emissions[0], -jnp.inf)
@@ -86,7 +86,7 @@ def _forward(a: _Alignment) -> jax.Array:
     return jnp.concatenate([first[None], later])
 
 
-def _backward(a: _Alignment) -> jax.Array:
+def _backward_log_probs(a: _Alignment) -> jax.Array:
     """Return the log probability of the frames from a time on, starting in each state: (time, sample, state)."""
     emissions = a.emissions()
     exists = a.number <= a.last
@@ -95,8 +95,8 @@ def _backward(a: _Alignment) -> jax.Array:
 
     def step(after: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         emission, time = now
-        skipping = jnp.where(may_skip, _shifted(after, -2), -jnp.inf)
-        inside = _log_sum(after, _shifted(after, -1), skipping) + emission
+        skipping = jnp.where(may_skip, _shifted_states(after, -2), -jnp.inf)
+        inside = _log_sum(after, _shifted_states(after, -1), skipping) + emission
         ending = jnp.where(a.number >= a.last - 1, emission, -jnp.inf)
         value = jnp.where((time == a.input_lengths - 1)[:, None], ending, inside)
         value = jnp.where(exists & (time < a.input_lengths)[:, None], value, -jnp.inf)
@@ -118,7 +118,7 @@ def _ctc_loss(
     node: fx.Node,
 ) -> tuple[jax.Array, jax.Array]:
     del zero_infinity  # the operators after this one replace infinite losses
-    return _loss(log_probs, targets, input_lengths, target_lengths, blank, out_shape(node, 1)[2])
+    return _loss_and_log_alpha(log_probs, targets, input_lengths, target_lengths, blank, out_shape(node, 1)[2])
 
 
 @register_lowering("jtbridge::ctc_loss")
@@ -132,14 +132,14 @@ def _own_ctc_loss(
     zero_infinity: bool,
 ) -> tuple[jax.Array, jax.Array]:
     del zero_infinity
-    return _loss(log_probs, targets, input_lengths, target_lengths, blank, 2 * longest + 1)
+    return _loss_and_log_alpha(log_probs, targets, input_lengths, target_lengths, blank, 2 * longest + 1)
 
 
-def _loss(
+def _loss_and_log_alpha(
     log_probs: jax.Array, targets: jax.Array, input_lengths: Lengths, target_lengths: Lengths, blank: int, states: int
 ) -> tuple[jax.Array, jax.Array]:
     a = _alignment(log_probs, targets, input_lengths, target_lengths, blank, states)
-    log_alpha = jnp.swapaxes(_forward(a), 0, 1)
+    log_alpha = jnp.swapaxes(_forward_log_probs(a), 0, 1)
     end = jnp.clip(a.input_lengths - 1, 0)[:, None, None]
     final = jnp.take_along_axis(log_alpha, end, axis=1)[:, 0]
     ends = jnp.where((a.number <= a.last) & (a.number >= a.last - 1), final, -jnp.inf)
@@ -174,7 +174,7 @@ def _ctc_loss_backward(
     a = _alignment(log_probs, targets, input_lengths, target_lengths, blank, log_alpha.shape[2])
     log_alpha = jnp.swapaxes(log_alpha, 0, 1)
     impossible = neg_log_likelihood == jnp.inf
-    log_posterior = log_alpha + _backward(a) - a.emissions() + neg_log_likelihood[:, None]
+    log_posterior = log_alpha + _backward_log_probs(a) - a.emissions() + neg_log_likelihood[:, None]
     # Only existing states are counted: for the others, `log_alpha` may hold any value.
     exists = a.number <= a.last
     posterior = _by_class(jnp.where(exists, jnp.exp(log_posterior), 0), a)

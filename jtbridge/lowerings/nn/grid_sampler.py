@@ -22,7 +22,7 @@ def _unnormalized(place: jax.Array, size: int, align_corners: bool) -> jax.Array
     return (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
 
 
-def _padded(place: jax.Array, size: int, padding: int, align_corners: bool) -> tuple[jax.Array, jax.Array]:
+def _padded_positions(place: jax.Array, size: int, padding: int, align_corners: bool) -> tuple[jax.Array, jax.Array]:
     """Map positions into the array by the padding mode. Return the mapped positions and the derivative of the map.
 
     As in torch, the derivative is 0 on the border itself.
@@ -31,13 +31,15 @@ def _padded(place: jax.Array, size: int, padding: int, align_corners: bool) -> t
     if padding == ZEROS:
         return place, slope
     if padding == REFLECTION:
-        place, slope = _reflected(place, 0 if align_corners else -1, 2 * (size - 1) if align_corners else 2 * size - 1)
+        place, slope = _reflected_positions(
+            place, 0 if align_corners else -1, 2 * (size - 1) if align_corners else 2 * size - 1
+        )
     inside = (place > 0) & (place < size - 1)
     place = jnp.where(jnp.isnan(place), 0, jnp.clip(place, 0, size - 1))
     return place, jnp.where(inside, slope, 0)
 
 
-def _reflected(place: jax.Array, twice_low: int, twice_high: int) -> tuple[jax.Array, jax.Array]:
+def _reflected_positions(place: jax.Array, twice_low: int, twice_high: int) -> tuple[jax.Array, jax.Array]:
     if twice_low == twice_high:
         return jnp.zeros_like(place), jnp.zeros_like(place)
     low, span = twice_low / 2, (twice_high - twice_low) / 2
@@ -48,7 +50,7 @@ def _reflected(place: jax.Array, twice_low: int, twice_high: int) -> tuple[jax.A
     return jnp.where(even, rest, span - rest) + low, jnp.where(even, sign, -sign)
 
 
-def _at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+def _elements_at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     """Return the elements at integral positions of each dimension, 0 outside of `x`: (sample, channel, *positions)."""
     sizes = x.shape[2:]
     inside: Any = True
@@ -62,14 +64,14 @@ def _at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     return jnp.where(inside[:, None], found, 0)
 
 
-def _weighted(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Array]) -> jax.Array:
+def _weighted_sum(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Array]) -> jax.Array:
     """Return the weighted sum over a few positions per dimension (the last axis of each array), with one gather."""
     rank = len(places)
 
     def on_own_axis(a: jax.Array, i: int) -> jax.Array:
         return a.reshape(*a.shape[:-1], *(1,) * i, a.shape[-1], *(1,) * (rank - 1 - i))
 
-    found = _at(x, [on_own_axis(place, i) for i, place in enumerate(places)])
+    found = _elements_at(x, [on_own_axis(place, i) for i, place in enumerate(places)])
     for share in reversed(shares):
         summed_later = (1,) * (found.ndim - share.ndim - 1)
         aligned = share.reshape(share.shape[0], 1, *share.shape[1:-1], *summed_later, share.shape[-1])
@@ -77,11 +79,11 @@ def _weighted(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Ar
     return found
 
 
-def _linear(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
+def _linear_samples(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     lows = [jnp.floor(place) for place in places]
     ends = [jnp.stack([low, low + 1], axis=-1) for low in lows]
     shares = [jnp.stack([low + 1 - p, p - low], axis=-1) for p, low in zip(places, lows, strict=True)]
-    return _weighted(x, ends, shares)
+    return _weighted_sum(x, ends, shares)
 
 
 def _cubic_shares(t: jax.Array) -> jax.Array:
@@ -96,34 +98,37 @@ def _cubic_shares(t: jax.Array) -> jax.Array:
     return jnp.stack([far(t + 1), near(t), near(1 - t), far(2 - t)], axis=-1)
 
 
-def _cubic(x: jax.Array, places: Sequence[jax.Array], padding: int, align_corners: bool) -> jax.Array:
+def _cubic_samples(x: jax.Array, places: Sequence[jax.Array], padding: int, align_corners: bool) -> jax.Array:
     lows = [jnp.floor(place) for place in places]
     shares = [_cubic_shares(place - low) for place, low in zip(places, lows, strict=True)]
     taps = []
     for low, size in zip(lows, x.shape[2:], strict=True):
         around = low[..., None] + jnp.arange(-1, 3).astype(low.dtype)
-        taps.append(jnp.floor(_padded(around, size, padding, align_corners)[0]))
-    return _weighted(x, taps, shares)
+        taps.append(jnp.floor(_padded_positions(around, size, padding, align_corners)[0]))
+    return _weighted_sum(x, taps, shares)
 
 
-def _places(x: jax.Array, grid: jax.Array, align_corners: bool) -> list[jax.Array]:
+def _sampling_positions(x: jax.Array, grid: jax.Array, align_corners: bool) -> list[jax.Array]:
     """Return the sampling positions for each dimension of `x`. The grid lists the last dimension of `x` first."""
     sizes = x.shape[2:]
     return [_unnormalized(grid[..., -1 - i], size, align_corners) for i, size in enumerate(sizes)]
 
 
 def _sampled(x: jax.Array, places: Sequence[jax.Array], mode: int, padding: int, align_corners: bool) -> jax.Array:
-    """Sample `x` at positions that `_all_padded` returned. Bicubic sampling pads the positions of its taps itself."""
+    """Sample `x` at positions that `_all_padded_positions` returned.
+
+    Bicubic sampling pads the positions of its taps itself.
+    """
     if mode == BILINEAR:
-        return _linear(x, places)
+        return _linear_samples(x, places)
     if mode == NEAREST:
-        return _at(x, [jnp.round(place) for place in places])
+        return _elements_at(x, [jnp.round(place) for place in places])
     if mode == BICUBIC and x.ndim == 4:
-        return _cubic(x, places, padding, align_corners)
+        return _cubic_samples(x, places, padding, align_corners)
     raise TranslationError(f"grid sampling of {x.ndim - 2} dimensions has no interpolation {mode}")
 
 
-def _all_padded(
+def _all_padded_positions(
     x: jax.Array, places: Sequence[jax.Array], mode: int, padding: int, align_corners: bool
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     if mode == BICUBIC:
@@ -131,7 +136,7 @@ def _all_padded(
     if padding == ZEROS and x.ndim == 5:
         # In volumes, torch treats a position that is not finite as outside. In planes its result there is NaN.
         places = [jnp.where(jnp.isfinite(place), place, -2.0) for place in places]
-    pairs = [_padded(p, size, padding, align_corners) for p, size in zip(places, x.shape[2:], strict=True)]
+    pairs = [_padded_positions(p, size, padding, align_corners) for p, size in zip(places, x.shape[2:], strict=True)]
     return [p for p, _ in pairs], [slope for _, slope in pairs]
 
 
@@ -141,8 +146,8 @@ def _grid_sampler(
 ) -> jax.Array:
     inner = opmath(x.dtype)
     wide = x.astype(inner)
-    places = _places(x, grid.astype(inner), align_corners)
-    places, _ = _all_padded(x, places, interpolation_mode, padding_mode, align_corners)
+    places = _sampling_positions(x, grid.astype(inner), align_corners)
+    places, _ = _all_padded_positions(x, places, interpolation_mode, padding_mode, align_corners)
     return _sampled(wide, places, interpolation_mode, padding_mode, align_corners).astype(x.dtype)
 
 
@@ -158,8 +163,8 @@ def _grid_sampler_backward(
 ) -> tuple[jax.Array | None, jax.Array]:
     inner = opmath(x.dtype)
     wide, grad = x.astype(inner), grad.astype(inner)
-    places = _places(x, grid.astype(inner), align_corners)
-    places, slopes = _all_padded(x, places, interpolation_mode, padding_mode, align_corners)
+    places = _sampling_positions(x, grid.astype(inner), align_corners)
+    places, slopes = _all_padded_positions(x, places, interpolation_mode, padding_mode, align_corners)
 
     def sampled(planes: jax.Array, at: list[jax.Array]) -> jax.Array:
         return _sampled(planes, at, interpolation_mode, padding_mode, align_corners)

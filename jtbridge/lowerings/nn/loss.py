@@ -15,7 +15,7 @@ from jtbridge.lowerings._registry import register_lowering
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers of the reductions
 
 
-def reduced(loss: jax.Array, reduction: int) -> jax.Array:
+def reduced_loss(loss: jax.Array, reduction: int) -> jax.Array:
     """Return the losses of the elements, their mean, or their sum."""
     if reduction == MEAN:
         return jnp.mean(loss)
@@ -25,7 +25,7 @@ def reduced(loss: jax.Array, reduction: int) -> jax.Array:
 def _elementwise(function: Callable[..., jax.Array], x: Any, target: Any, reduction: int, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
     inner = opmath(dtype)
-    return reduced(function(x.astype(inner), target.astype(inner)), reduction).astype(dtype)
+    return reduced_loss(function(x.astype(inner), target.astype(inner)), reduction).astype(dtype)
 
 
 def _elementwise_backward(

@@ -17,7 +17,7 @@ from torch import fx
 from jtbridge.lowerings._common import axis_of, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._moments import Maybe, affine, as_computed, centred, gradients, moments
+from ._moments import Maybe, affine, as_computed, centred, moments, selected_gradients
 
 # Layer and RMS normalization: over the last dimensions.
 
@@ -53,7 +53,7 @@ def _layer_norm_backward(
     by_x = centred(scaled, unit, inner) * rstd
     found = by_x, jnp.sum(grad * unit, rows), jnp.sum(grad, rows)
     # Torch returns the gradient of an absent bias if requested, in the dtype of the weight.
-    return gradients(found, (x, weight, weight if bias is None else bias), output_mask)
+    return selected_gradients(found, (x, weight, weight if bias is None else bias), output_mask)
 
 
 @register_lowering("_fused_rms_norm", node=True)
@@ -82,7 +82,7 @@ def _rms_norm_backward(
     scaled = grad if w is None else grad * w
     along = jnp.mean(scaled * unit, tuple(range(outer, x.ndim)), keepdims=True)
     by_weight = jnp.sum(grad * unit, tuple(range(outer)))
-    return gradients(((scaled - unit * along) * rstd, by_weight), (x, weight), output_mask)
+    return selected_gradients(((scaled - unit * along) * rstd, by_weight), (x, weight), output_mask)
 
 
 # Group normalization: over some channels and all positions of a sample.
@@ -136,7 +136,7 @@ def _group_norm_backward(
     by_x = (centred(scaled, unit, (2, 3)) * rstd).reshape(x.shape)
     found = by_x, jnp.sum(grad * unit, (0, 3)).reshape(C), jnp.sum(grad, (0, 3)).reshape(C)
     parameter = x if weight is None else weight
-    return gradients(found, (x, parameter, parameter), output_mask)
+    return selected_gradients(found, (x, parameter, parameter), output_mask)
 
 
 # Normalization by the norms of slices.
@@ -166,12 +166,12 @@ def _renorm(x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
     axes = tuple(a for a in range(x.ndim) if a != axis_of(dim, x.ndim))
     size = jnp.abs(x)
     size = size.astype(opmath(size.dtype))
-    norms = _norm(size, p, axes)
+    norms = _p_norm(size, p, axes)
     factor = jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1)
     return (x * factor).astype(x.dtype)
 
 
-def _norm(size: jax.Array, p: float, axes: tuple[int, ...]) -> jax.Array:
+def _p_norm(size: jax.Array, p: float, axes: tuple[int, ...]) -> jax.Array:
     if p == 1:
         return jnp.sum(size, axes, keepdims=True)
     if p == 2:

@@ -40,7 +40,7 @@ def _window_sums(x: jax.Array, w: Windows) -> jax.Array:
     return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **w.arguments(x.ndim))
 
 
-def _average(
+def _avg_pool(
     rank: int,
     x: jax.Array,
     kernel_size: Sizes,
@@ -57,7 +57,7 @@ def _average(
     return lax.div(total, divisor).astype(x.dtype)  # integers round towards zero
 
 
-def _average_backward(
+def _avg_pool_backward(
     rank: int,
     grad: jax.Array,
     x: jax.Array,
@@ -76,7 +76,7 @@ def _average_backward(
     return found.astype(grad.dtype)
 
 
-def _maximum(
+def _max_pool(
     rank: int,
     x: jax.Array,
     kernel_size: Sizes,
@@ -108,9 +108,9 @@ def _max_unpool(x: jax.Array, indices: jax.Array, output_size: Sizes, *_: Sizes)
 
 
 def _register_pools(rank: int) -> None:
-    register_lowering(f"avg_pool{rank}d")(lambda *args: _average(rank, *args))
-    register_lowering(f"avg_pool{rank}d_backward")(lambda *args: _average_backward(rank, *args))
-    register_lowering(f"max_pool{rank}d_with_indices")(lambda *args: _maximum(rank, *args))
+    register_lowering(f"avg_pool{rank}d")(lambda *args: _avg_pool(rank, *args))
+    register_lowering(f"avg_pool{rank}d_backward")(lambda *args: _avg_pool_backward(rank, *args))
+    register_lowering(f"max_pool{rank}d_with_indices")(lambda *args: _max_pool(rank, *args))
 
     @register_lowering(
         f"max_pool{rank}d_with_indices_backward",

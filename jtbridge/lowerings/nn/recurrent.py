@@ -92,8 +92,8 @@ def _recurrent_backward(
     by_project = jnp.zeros_like(project)
     if project.size:
         outputs = (jnp.split(saved, kind.saved, 1)[-1].astype(inner) * jnp.tanh(cells.astype(inner))).astype(dtype)
-        by_project = _over_steps(others[-1], outputs)
-    return by_gates, by_h.astype(dtype), by_c.astype(dtype), _over_steps(by_more, before_h), by_bias, by_project
+        by_project = _sum_over_steps(others[-1], outputs)
+    return by_gates, by_h.astype(dtype), by_c.astype(dtype), _sum_over_steps(by_more, before_h), by_bias, by_project
 
 
 @register_lowering("jtbridge::recurrent_double_backward")
@@ -111,7 +111,7 @@ def _recurrent_double_backward(
     return jax.vjp(gradients, by_hidden, by_cells, *tensors)[1](tuple(seconds))
 
 
-def _over_steps(a: jax.Array, b: jax.Array) -> jax.Array:
+def _sum_over_steps(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the sum over t of ``a[t] @ b[t].T``, as one product."""
     wide = jnp.swapaxes(a, 0, 1).reshape(a.shape[1], -1)
     return jnp.matmul(wide, jnp.swapaxes(b, 1, 2).reshape(-1, b.shape[1]))

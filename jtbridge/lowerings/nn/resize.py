@@ -26,7 +26,7 @@ _SMALL_IMAGE = 128  # the largest height + width of a result for which torch has
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-def _is_channels_last(x: torch.Tensor, memory_format: torch.memory_format) -> bool:
+def _resizes_channels_together(x: torch.Tensor, memory_format: torch.memory_format) -> bool:
     """Return whether torch resizes all channels of a position together, in the loops that it has for small images."""
     return x.shape[1] > 3 and x.is_contiguous(memory_format=memory_format)
 
@@ -36,7 +36,7 @@ def _precision(x: jax.Array) -> Any:
     return np.float64 if x.dtype == np.float64 else np.float32
 
 
-def _scale(length: int, count: int, factor: float | None, dtype: Any, align_corners: bool = False) -> Any:
+def _output_spacing(length: int, count: int, factor: float | None, dtype: Any, align_corners: bool = False) -> Any:
     """Return the distance between two output elements, in input elements, in the precision that torch uses."""
     if align_corners:
         return dtype(length - 1) / dtype(count - 1) if count > 1 else dtype(0)
@@ -44,7 +44,7 @@ def _scale(length: int, count: int, factor: float | None, dtype: Any, align_corn
 
 
 def _nearest_index(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
-    scale = _scale(length, count, factor, dtype)
+    scale = _output_spacing(length, count, factor, dtype)
     place = (np.arange(count).astype(dtype) + dtype(0.5 if exact else 0)) * scale
     return np.minimum(np.floor(place.astype(np.float32)).astype(np.int64), length - 1)
 
@@ -60,13 +60,14 @@ def _nearest_index_of_loops(length: int, count: int, factor: float | None, exact
     return _nearest_index(length, count, factor, exact, np.float32)
 
 
-def _taken(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
+def _taken_along(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
     """Return elements along a dimension. Evenly spaced or repeated elements are taken without a gather."""
     length, count = x.shape[axis], len(index)
     if np.array_equal(index, np.arange(length)):
         return x
     if length and count % length == 0 and np.array_equal(index, np.arange(count) // (count // length)):
-        wide = lax.broadcast_in_dim(x, (*x.shape[: axis + 1], count // length, *x.shape[axis + 1 :]), _without(x, axis))
+        axes = [i if i <= axis else i + 1 for i in range(x.ndim)]
+        wide = lax.broadcast_in_dim(x, (*x.shape[: axis + 1], count // length, *x.shape[axis + 1 :]), axes)
         return wide.reshape(*x.shape[:axis], count, *x.shape[axis + 1 :])
     step = int(index[1] - index[0]) if count > 1 else 1
     if count and step > 0 and np.array_equal(index, index[0] + step * np.arange(count)):
@@ -74,23 +75,19 @@ def _taken(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
     return jnp.take(x, index, axis=axis)
 
 
-def _without(x: jax.Array, axis: int) -> tuple[int, ...]:
-    return tuple(i if i <= axis else i + 1 for i in range(x.ndim))
-
-
-def _nearest(
+def _nearest_resized(
     x: jax.Array, output_size: Sizes, factors: Sequence[float | None], exact: bool, places: Callable[..., np.ndarray]
 ) -> jax.Array:
     dtype = _precision(x)
     for i, (count, factor) in enumerate(zip(output_size, factors, strict=True)):
         axis = x.ndim - len(output_size) + i
-        x = _taken(x, places(x.shape[axis], count, factor, exact, dtype), axis)
+        x = _taken_along(x, places(x.shape[axis], count, factor, exact, dtype), axis)
     return x
 
 
-def _source(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> np.ndarray:
+def _source_positions(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> np.ndarray:
     """Return the positions of the output elements in units of input elements."""
-    scale = _scale(length, count, factor, dtype, align_corners)
+    scale = _output_spacing(length, count, factor, dtype, align_corners)
     number = np.arange(count).astype(dtype)
     return scale * number if align_corners else scale * (number + dtype(0.5)) - dtype(0.5)
 
@@ -98,7 +95,7 @@ def _source(length: int, count: int, factor: float | None, align_corners: bool, 
 def _linear_taps(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> Taps:
     if count == length:
         return np.arange(count)[:, None], np.ones((count, 1), dtype)
-    source = np.maximum(_source(length, count, factor, align_corners, dtype), dtype(0))
+    source = np.maximum(_source_positions(length, count, factor, align_corners, dtype), dtype(0))
     first = np.minimum(source.astype(np.int64), length - 1)
     second = np.minimum(first + 1, length - 1)
     share = np.clip(source - first.astype(dtype), 0, 1)
@@ -106,15 +103,15 @@ def _linear_taps(length: int, count: int, factor: float | None, align_corners: b
 
 
 def _cubic_taps(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> Taps:
-    source = _source(length, count, factor, align_corners, dtype)
+    source = _source_positions(length, count, factor, align_corners, dtype)
     first = np.minimum(np.floor(source).astype(np.int64), length - 1)
     t = np.clip(source - first.astype(dtype), 0, 1)
     distance = np.stack([t + 1, t, 1 - t, 2 - t], 1)
     index = np.clip(first[:, None] + np.arange(-1, 3), 0, length - 1)
-    return index, _cubic(distance, -0.75).astype(dtype)
+    return index, _cubic_kernel(distance, -0.75).astype(dtype)
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+def _cubic_kernel(distance: np.ndarray, a: float) -> np.ndarray:
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
@@ -126,7 +123,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def _keys(distance: np.ndarray) -> np.ndarray:
-    return _cubic(distance, -0.5)
+    return _cubic_kernel(distance, -0.5)
 
 
 def _lanczos(distance: np.ndarray) -> np.ndarray:
@@ -141,7 +138,7 @@ def _antialiased_taps(shape: Callable[[np.ndarray], np.ndarray], reach: int) -> 
     """
 
     def taps(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> Taps:
-        scale = _scale(length, count, factor, dtype, align_corners)
+        scale = _output_spacing(length, count, factor, dtype, align_corners)
         support = dtype(reach) * scale if scale >= 1 else dtype(reach)
         narrowing = dtype(1) / scale if scale >= 1 else dtype(1)
         center = scale * (np.arange(count).astype(dtype) + dtype(0.5))
@@ -158,17 +155,19 @@ def _antialiased_taps(shape: Callable[[np.ndarray], np.ndarray], reach: int) -> 
     return taps
 
 
-def _weighted(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
+def _resized_along(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     index, weight = taps
     if index.shape[1] == 1 and (weight == 1).all():
-        return _taken(x, index[:, 0], axis)
+        return _taken_along(x, index[:, 0], axis)
     return computed_once(lambda x: _sum_of_taps(x, index, weight, axis))(x)
 
 
 def _sum_of_taps(x: jax.Array, index: np.ndarray, weight: np.ndarray, axis: int) -> jax.Array:
     factor = jnp.asarray(weight, x.dtype).reshape(*index.shape, *(1,) * (x.ndim - axis - 1))
     if index.shape[1] <= 4:
-        parts = [_taken(x, index[:, i], axis) * lax.index_in_dim(factor, i, 1, False) for i in range(index.shape[1])]
+        parts = [
+            _taken_along(x, index[:, i], axis) * lax.index_in_dim(factor, i, 1, False) for i in range(index.shape[1])
+        ]
         return sum(parts[1:], parts[0])
     parts = jnp.take(x, index.reshape(-1), axis=axis).reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
     return jnp.sum(jnp.where(factor == 0, 0, parts * factor), axis=axis + 1)  # an element of weight 0 may be NaN
@@ -181,7 +180,7 @@ def _resized(
     rank = len(output_size)
     for i in reversed(range(rank)):  # the last dimension first, as in torch
         axis = x.ndim - rank + i
-        x = _weighted(x, taps(x.shape[axis], output_size[i], factors[i], align_corners, dtype), axis)
+        x = _resized_along(x, taps(x.shape[axis], output_size[i], factors[i], align_corners, dtype), axis)
     return x
 
 
@@ -189,14 +188,18 @@ def _register_nearest(name: str, rank: int, exact: bool) -> None:
     @register_lowering(name, node=True)
     def _(x: jax.Array, output_size: Sizes, *factors: float | None, node: fx.Node) -> jax.Array:
         is_small = rank == 2 and sum(output_size) <= _SMALL_IMAGE
-        loops = is_small or (rank in _CHANNELS_LAST and _is_channels_last(input_value(node, 0), _CHANNELS_LAST[rank]))
+        loops = is_small or (
+            rank in _CHANNELS_LAST and _resizes_channels_together(input_value(node, 0), _CHANNELS_LAST[rank])
+        )
         places = _nearest_index_of_loops if loops else _nearest_index
-        return _nearest(x, output_size, _padded(factors, rank), exact, places)
+        return _nearest_resized(x, output_size, _factor_per_dimension(factors, rank), exact, places)
 
     @register_lowering(f"{name}_backward")
     def _(grad: jax.Array, output_size: Sizes, input_size: Sizes, *factors: float | None) -> jax.Array:
-        how = _padded(factors, rank)
-        return _transposed(lambda x: _nearest(x, output_size, how, exact, _nearest_index_of_loops), grad, input_size)
+        how = _factor_per_dimension(factors, rank)
+        return _transposed(
+            lambda x: _nearest_resized(x, output_size, how, exact, _nearest_index_of_loops), grad, input_size
+        )
 
 
 def _register_weighted(name: str, rank: int, taps: Callable[..., Taps]) -> None:
@@ -207,17 +210,17 @@ def _register_weighted(name: str, rank: int, taps: Callable[..., Taps]) -> None:
                 f"`{name}` of {x.dtype}, which torch computes with rounded weights, is not translated"
             )
         wide = x.astype(opmath(x.dtype))
-        return _resized(wide, taps, output_size, _padded(factors, rank), align_corners).astype(x.dtype)
+        return _resized(wide, taps, output_size, _factor_per_dimension(factors, rank), align_corners).astype(x.dtype)
 
     @register_lowering(f"{name}_backward")
     def _(
         grad: jax.Array, output_size: Sizes, input_size: Sizes, align_corners: bool, *factors: float | None
     ) -> jax.Array:
-        how = _padded(factors, rank)
+        how = _factor_per_dimension(factors, rank)
         return _transposed(lambda x: _resized(x, taps, output_size, how, align_corners), grad, input_size)
 
 
-def _padded(factors: Sequence[float | None], rank: int) -> list[float | None]:
+def _factor_per_dimension(factors: Sequence[float | None], rank: int) -> list[float | None]:
     return [*factors, *(None,) * (rank - len(factors))]
 
 

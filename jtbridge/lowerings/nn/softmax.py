@@ -16,7 +16,7 @@ from jtbridge.lowerings._registry import register_lowering
 @register_lowering("_softmax", node=True)
 def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> jax.Array:
     del half_to_float
-    weights, total = _weights(x, dim)
+    weights, total = _exponentials_and_sum(x, dim)
     return (weights / total).astype(out_dtype(node))
 
 
@@ -26,7 +26,7 @@ def _safe_softmax(x: jax.Array, dim: int, dtype: Any = None, *, node: fx.Node) -
     del dtype
     result = out_dtype(node)
     x = x.astype(result)
-    weights, total = _weights(x, dim)
+    weights, total = _exponentials_and_sum(x, dim)
     if size_of(x) == 0:
         return weights.astype(result)
     masked = jnp.all(x == -jnp.inf, axis=_axis(x, dim), keepdims=x.ndim > 0)
@@ -41,7 +41,7 @@ def _log_softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) 
     if size_of(x) == 0:
         return x.astype(result)
     x = x - _top(x, dim)
-    return (x - jnp.log(_sum(jnp.exp(x), dim))).astype(result)
+    return (x - jnp.log(_sum_along(jnp.exp(x), dim))).astype(result)
 
 
 @register_lowering("_softmax_backward_data", node=True)
@@ -49,14 +49,14 @@ def _softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any,
     del input_dtype
     grad, y = grad.astype(opmath(grad.dtype)), y.astype(opmath(y.dtype))
     product = grad * y
-    return (product - y * _sum(product, dim)).astype(out_dtype(node))
+    return (product - y * _sum_along(product, dim)).astype(out_dtype(node))
 
 
 @register_lowering("_log_softmax_backward_data", node=True)
 def _log_softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any, *, node: fx.Node) -> jax.Array:
     del input_dtype
     grad, y = grad.astype(opmath(grad.dtype)), y.astype(opmath(y.dtype))
-    return (grad - jnp.exp(y) * _sum(grad, dim)).astype(out_dtype(node))
+    return (grad - jnp.exp(y) * _sum_along(grad, dim)).astype(out_dtype(node))
 
 
 @register_lowering("_masked_softmax", node=True)
@@ -64,10 +64,10 @@ def _masked_softmax(
     x: jax.Array, mask: jax.Array, dim: int | None = None, mask_type: int | None = None, *, node: fx.Node
 ) -> jax.Array:
     """Return the softmax of the elements where the mask is False, 0 elsewhere; NaN where the mask leaves no element."""
-    masked = _fitting(mask, x, mask_type)
+    masked = _broadcast_mask(mask, x, mask_type)
     top = jnp.where(masked, -jnp.inf, x.astype(opmath(x.dtype)))
     dim = x.ndim - 1 if dim is None else dim
-    weights, total = _weights(top, dim)
+    weights, total = _exponentials_and_sum(top, dim)
     return (weights / total).astype(out_dtype(node))
 
 
@@ -79,10 +79,10 @@ def _masked_softmax_backward(
     dim = y.ndim - 1 if dim is None else dim
     zero = jnp.zeros((), opmath(y.dtype))
     product = jnp.where(masked, zero, grad.astype(zero.dtype) * y.astype(zero.dtype))
-    return jnp.where(masked, zero, product - y * _sum(product, dim)).astype(out_dtype(node))
+    return jnp.where(masked, zero, product - y * _sum_along(product, dim)).astype(out_dtype(node))
 
 
-def _fitting(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
+def _broadcast_mask(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
     if mask_type == 0 and mask.ndim == 2:  # an attention mask: (query, key)
         return jnp.broadcast_to(mask, x.shape)
     if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:  # a padding mask: (batch, key)
@@ -90,13 +90,13 @@ def _fitting(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
     return jnp.broadcast_to(mask, x.shape)
 
 
-def _weights(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+def _exponentials_and_sum(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     """Return the exponentials of `x` minus its maximum, and their sum."""
     x = x.astype(opmath(x.dtype))
     if size_of(x) == 0:
         return x, jnp.ones((), x.dtype)
     weights = jnp.exp(x - _top(x, dim))
-    return weights, _sum(weights, dim)
+    return weights, _sum_along(weights, dim)
 
 
 def _axis(x: jax.Array, dim: int) -> tuple[int, ...]:
@@ -107,5 +107,5 @@ def _top(x: jax.Array, dim: int) -> jax.Array:
     return jnp.max(x, axis=_axis(x, dim), keepdims=x.ndim > 0)
 
 
-def _sum(x: jax.Array, dim: int) -> jax.Array:
+def _sum_along(x: jax.Array, dim: int) -> jax.Array:
     return jnp.sum(x, axis=_axis(x, dim), keepdims=x.ndim > 0, dtype=np.dtype(x.dtype))

@@ -47,7 +47,7 @@ def _randn(*args: Any, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     return jax.random.normal(key(), out_shape(node), opmath(dtype)).astype(dtype)
 
 
-def _whole(key: Key, low: Any, high: Any, node: fx.Node) -> jax.Array:
+def _uniform_integers(key: Key, low: Any, high: Any, node: fx.Node) -> jax.Array:
     """Draw integers uniformly from [low, high)."""
     return jax.random.randint(key(), out_shape(node), low, high, np.int64).astype(out_dtype(node))
 
@@ -55,46 +55,46 @@ def _whole(key: Key, low: Any, high: Any, node: fx.Node) -> jax.Array:
 @register_lowering("randint", node=True, key=True)
 def _randint(high: Any, size: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del size, kwargs
-    return _whole(key, 0, high, node)
+    return _uniform_integers(key, 0, high, node)
 
 
 @register_lowering("randint.low", node=True, key=True)
 def _randint_from(low: Any, high: Any, size: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del size, kwargs
-    return _whole(key, low, high, node)
+    return _uniform_integers(key, low, high, node)
 
 
 @register_lowering("randint_like", "randint_like.Tensor", node=True, key=True)
 def _randint_like(x: jax.Array, high: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del x, kwargs
-    return _whole(key, 0, high, node)
+    return _uniform_integers(key, 0, high, node)
 
 
 @register_lowering("randint_like.low_dtype", node=True, key=True)
 def _randint_like_from(x: jax.Array, low: Any, high: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del x, kwargs
-    return _whole(key, low, high, node)
+    return _uniform_integers(key, low, high, node)
 
 
 @register_lowering("random", node=True, key=True)
 def _random(x: jax.Array, *, generator: Any = None, node: fx.Node, key: Key) -> jax.Array:
     del generator
-    return _whole(key, 0, _end(x.dtype), node)
+    return _uniform_integers(key, 0, _end_of_random(x.dtype), node)
 
 
 @register_lowering("random.to", node=True, key=True)
 def _random_to(x: jax.Array, to: Any, *, generator: Any = None, node: fx.Node, key: Key) -> jax.Array:
     del x, generator
-    return _whole(key, 0, to, node)
+    return _uniform_integers(key, 0, to, node)
 
 
 @register_lowering("random.from", node=True, key=True)
 def _random_from(x: jax.Array, low: Any, to: Any, *, generator: Any = None, node: fx.Node, key: Key) -> jax.Array:
     del generator
-    return _whole(key, low, _end(x.dtype) if to is None else to, node)
+    return _uniform_integers(key, low, _end_of_random(x.dtype) if to is None else to, node)
 
 
-def _end(dtype: np.dtype) -> int:
+def _end_of_random(dtype: np.dtype) -> int:
     """Return one more than the largest integer that `random` draws; all integers below it are exact in `dtype`."""
     if dtype == np.bool_:
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,32 +18,29 @@ from jtbridge.lowerings._registry import register_lowering
 @register_lowering("cumsum", node=True)
 def _cumsum(x: jax.Array, dim: int, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
-    return _along(jax.lax.cumsum, x, dim, out_dtype(node))
+    return _scan_along_dim(jax.lax.cumsum, x, dim, out_dtype(node))
 
 
 @register_lowering("cumprod", node=True)
 def _cumprod(x: jax.Array, dim: int, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
-    return _along(jax.lax.cumprod, x, dim, out_dtype(node))
+    return _scan_along_dim(jax.lax.cumprod, x, dim, out_dtype(node))
 
 
 @register_lowering("logcumsumexp", "_logcumsumexp", node=True)
 def _logcumsumexp(x: jax.Array, dim: int, *, node: fx.Node) -> jax.Array:
-    scan = _complex_logcumsumexp if jnp.iscomplexobj(x) else jax.lax.cumlogsumexp
-    return _along(scan, x, dim, out_dtype(node))
+    complex_scan = functools.partial(jax.lax.associative_scan, _complex_logaddexp)
+    scan = complex_scan if jnp.iscomplexobj(x) else jax.lax.cumlogsumexp
+    return _scan_along_dim(scan, x, dim, out_dtype(node))
 
 
-def _along(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: np.dtype) -> jax.Array:
+def _scan_along_dim(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: np.dtype) -> jax.Array:
     x = convert(x, dtype)
     if x.ndim == 0:
         return x
     if dtype == np.bool_:
         return scan(x.astype(np.int64), axis=axis_of(dim, x.ndim)) != 0
     return scan(x.astype(opmath(dtype)), axis=axis_of(dim, x.ndim)).astype(dtype)
-
-
-def _complex_logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
-    return jax.lax.associative_scan(_complex_logaddexp, x, axis=axis)
 
 
 def _complex_logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:

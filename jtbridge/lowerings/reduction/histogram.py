@@ -45,14 +45,14 @@ def _histogram(
 ) -> tuple[jax.Array, jax.Array]:
     points = x.reshape(-1, 1)
     edges = _even_edges(points, [bins], range)
-    return _counts(points, edges, weight, density), edges[0]
+    return _bin_counts(points, edges, weight, density), edges[0]
 
 
 @register_lowering("histogram.bins_tensor")
 def _histogram_of_bins(
     x: jax.Array, bins: jax.Array, *, weight: jax.Array | None = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    return _counts(x.reshape(-1, 1), [bins], weight, density), bins
+    return _bin_counts(x.reshape(-1, 1), [bins], weight, density), bins
 
 
 @register_lowering("_histogramdd_bin_edges")
@@ -68,14 +68,14 @@ def _histogramdd(
     x: jax.Array, bins: Sequence[int], *, range: Any = None, weight: jax.Array | None = None, density: bool = False
 ) -> jax.Array:
     points = x.reshape(-1, x.shape[-1])
-    return _counts(points, _even_edges(points, bins, range), weight, density)
+    return _bin_counts(points, _even_edges(points, bins, range), weight, density)
 
 
 @register_lowering("_histogramdd_from_bin_tensors")
 def _histogramdd_of_bins(
     x: jax.Array, bins: Sequence[jax.Array], *, weight: jax.Array | None = None, density: bool = False
 ) -> jax.Array:
-    return _counts(x.reshape(-1, x.shape[-1]), bins, weight, density)
+    return _bin_counts(x.reshape(-1, x.shape[-1]), bins, weight, density)
 
 
 def _even_edges(points: jax.Array, bins: Sequence[int], range: Any) -> list[jax.Array]:
@@ -90,18 +90,18 @@ def _even_edges(points: jax.Array, bins: Sequence[int], range: Any) -> list[jax.
             low = jnp.where(jnp.isfinite(low) & jnp.isfinite(high), low, jnp.nan)
         else:
             low, high = jnp.zeros((), points.dtype), jnp.ones((), points.dtype)
-        edges.append(_spaced(*_widened((low, high), 0.5), count + 1))
+        edges.append(_spaced_edges(*_widened((low, high), 0.5), count + 1))
     return edges
 
 
-def _spaced(low: jax.Array, high: jax.Array, count: int) -> jax.Array:
+def _spaced_edges(low: jax.Array, high: jax.Array, count: int) -> jax.Array:
     """Return evenly spaced numbers as `torch.linspace` computes them, in the dtype of the ends."""
     index = jax.lax.iota(low.dtype, count)
     gap = (high - low) / (count - 1)
     return jnp.where(index < count // 2, low + gap * index, high - gap * (count - 1 - index))
 
 
-def _counts(points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | None, density: bool) -> jax.Array:
+def _bin_counts(points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | None, density: bool) -> jax.Array:
     """Return the number, weight or density of the points in each bin.
 
     The last bin includes its right edge. Points outside of all bins are not counted.

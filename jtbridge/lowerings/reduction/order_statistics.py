@@ -19,11 +19,8 @@ def _kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Pai
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     axis = axis_of(dim, x.ndim)
-    return tuple(_picked(part, k - 1, axis, keepdim) for part in sorted_with_indices(x, axis))  # type: ignore[return-value]
-
-
-def _picked(x: jax.Array, place: int, axis: int, keepdim: bool) -> jax.Array:
-    return jax.lax.index_in_dim(x, place, axis, keepdims=keepdim)
+    value, place = (jax.lax.index_in_dim(part, k - 1, axis, keepdim) for part in sorted_with_indices(x, axis))
+    return value, place
 
 
 @register_lowering("median")
@@ -56,7 +53,7 @@ def _median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     if jnp.issubdtype(x.dtype, np.floating):
         numbers = jnp.sum(~jnp.isnan(x), axis=axis, keepdims=True, dtype=np.int64)
         middle = jnp.where(numbers < length, numbers, middle)
-    return _at(values, places, middle, axis, keepdim)
+    return _pair_at(values, places, middle, axis, keepdim)
 
 
 @register_lowering("nanmedian.dim")
@@ -67,10 +64,10 @@ def _nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
     axis = axis_of(dim, x.ndim)
     values, places = sorted_with_indices(x, axis)
     numbers = jnp.sum(~jnp.isnan(x), axis=axis, keepdims=True, dtype=np.int64)
-    return _at(values, places, jnp.maximum(numbers - 1, 0) // 2, axis, keepdim)
+    return _pair_at(values, places, jnp.maximum(numbers - 1, 0) // 2, axis, keepdim)
 
 
-def _at(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, keepdim: bool) -> Pair:
+def _pair_at(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, keepdim: bool) -> Pair:
     found = [jnp.take_along_axis(part, index, axis=axis, mode="clip") for part in (values, places)]
     value, place = found if keepdim else [jnp.squeeze(part, axis) for part in found]
     return value, place
@@ -92,4 +89,4 @@ def _mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     run_length = index - run_start
     # The last element of the first of the longest runs, whose value is the smallest.
     longest = jnp.argmax(run_length, axis=axis, keepdims=True)
-    return _at(values, places, longest, axis, keepdim)
+    return _pair_at(values, places, longest, axis, keepdim)

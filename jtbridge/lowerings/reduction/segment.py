@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jtbridge.lowerings._common import axis_of, opmath
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing.scatter import write
+from jtbridge.lowerings.indexing.scatter import write_at
 
 _STARTS = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
 _OPERATIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min": "amin"}
@@ -40,7 +40,7 @@ class _Segments:
 
     def reduced(self, values: jax.Array, how: str, start: Any) -> jax.Array:
         empty = jnp.full((len(self.offsets), self.count, values.shape[2]), start, values.dtype)
-        return write(empty, self.where, values, how, wrap=False)
+        return write_at(empty, self.where, values, how, wrap=False)
 
     def spread(self, x: jax.Array) -> jax.Array:
         """Return for each position the value of its segment, or 0 if the position is in no segment."""
@@ -98,13 +98,13 @@ def _segment_reduce_backward(
     elif reduce == "mean":
         found = segments.spread(gradient / jnp.maximum(segments.lengths, 1).astype(gradient.dtype))
     elif reduce == "prod":
-        found = _of_product(segments, gradient, result, 1 if initial is None else initial)
+        found = _gradient_of_product(segments, gradient, result, 1 if initial is None else initial)
     else:
-        found = _of_extreme(segments, gradient, result)
+        found = _gradient_of_extreme(segments, gradient, result)
     return segments.shaped(found).astype(data.dtype)
 
 
-def _of_extreme(segments: _Segments, grad: jax.Array, result: jax.Array) -> jax.Array:
+def _gradient_of_extreme(segments: _Segments, grad: jax.Array, result: jax.Array) -> jax.Array:
     """Return the gradient of the maximum or minimum of each segment.
 
     As in torch's CPU kernel, elements that equal the extreme element or are NaN share a positive gradient, and each of
@@ -115,7 +115,7 @@ def _of_extreme(segments: _Segments, grad: jax.Array, result: jax.Array) -> jax.
     return jnp.where(reached, segments.spread(jnp.where(grad > 0, grad / jnp.maximum(shares, 1), grad)), 0)
 
 
-def _of_product(segments: _Segments, grad: jax.Array, result: jax.Array, initial: Any) -> jax.Array:
+def _gradient_of_product(segments: _Segments, grad: jax.Array, result: jax.Array, initial: Any) -> jax.Array:
     """Return the gradient of the product of each segment.
 
     The gradient is the product divided by the element or, for an element that is 0 or NaN, the product of the others.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import axes_of, convert, opmath, out_dtype, size_of
+from jtbridge.lowerings._common import axes_of, convert, opmath, out_dtype, size_along, size_of
 from jtbridge.lowerings._registry import register_lowering
 
 Dims = Sequence[int] | int | None
@@ -51,11 +50,7 @@ def _mean(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
 def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
     """Return the mean over `axes` in the dtype of `x`; NaN if there are no elements."""
     total = jnp.sum(x, axis=axes, keepdims=keepdim, dtype=x.dtype)
-    return total / jnp.asarray(_count(x, axes), x.dtype)
-
-
-def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
-    return math.prod(x.shape[axis] for axis in axes)
+    return total / jnp.asarray(size_along(x, axes), x.dtype)
 
 
 @register_lowering("prod", "prod.dim_int", node=True)
@@ -80,15 +75,15 @@ def _all(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx.Node
 
 @register_lowering("any.dims", node=True)
 def _any_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx.Node) -> jax.Array:
-    return jnp.any(x != 0, axis=_listed(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
+    return jnp.any(x != 0, axis=_listed_axes(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
 
 
 @register_lowering("all.dims", node=True)
 def _all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx.Node) -> jax.Array:
-    return jnp.all(x != 0, axis=_listed(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
+    return jnp.all(x != 0, axis=_listed_axes(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
 
 
-def _listed(dim: Dims, ndim: int) -> tuple[int, ...]:
+def _listed_axes(dim: Dims, ndim: int) -> tuple[int, ...]:
     # For `any.dims` and `all.dims`, an empty list means no dimension; for other reductions, it means all dimensions.
     return () if dim is not None and not isinstance(dim, int) and len(dim) == 0 else axes_of(dim, ndim)
 
@@ -156,10 +151,10 @@ def _std_mean(
 def _variance(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> jax.Array:
     axes = axes_of(dim, x.ndim)
     x = x.astype(opmath(x.dtype))
-    count = _count(x, axes)
+    count = size_along(x, axes)
     if count != 0:
         # The first element is subtracted so that equal elements have a variance of exactly 0, as in torch.
-        x = x - jax.lax.slice_in_dim(x, 0, 1, axis=axes[0]) if len(axes) == 1 else x - _first(x, axes)
+        x = x - jax.lax.slice_in_dim(x, 0, 1, axis=axes[0]) if len(axes) == 1 else x - _first_along_axes(x, axes)
     spread = x - mean_over(x, axes, keepdim=True)
     squares = spread.real**2 + spread.imag**2 if jnp.iscomplexobj(x) else spread * spread
     correction = 1 if correction is None else correction
@@ -170,7 +165,7 @@ def _variance(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> jax.Ar
     return jnp.sum(squares, axis=axes, keepdims=keepdim) / divisor
 
 
-def _first(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _first_along_axes(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return x[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(x.ndim))]
 
 
@@ -219,7 +214,7 @@ def norm_over(x: jax.Array, p: Any, axes: tuple[int, ...], keepdim: bool, dtype:
         return jnp.sum(size != 0, axis=axes, keepdims=keepdim).astype(dtype)
     if np.isinf(order):
         extreme = jnp.max if order > 0 else jnp.min
-        if size_of(size) == 0 and _count(size, axes) == 0:
+        if size_of(size) == 0 and size_along(size, axes) == 0:
             return jnp.zeros(jnp.sum(size, axis=axes, keepdims=keepdim).shape, dtype)
         return extreme(size, axis=axes, keepdims=keepdim).astype(dtype)
     if order == 1.0:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.interpreters import batching, mlir
 
 from jtbridge._compat import Primitive, is_exported
-from jtbridge.lowerings._row_major import constrained
+from jtbridge.lowerings._row_major import constrain_to_row_major
 
 _replace_p = Primitive("jtbridge_replace")
 
@@ -30,7 +30,7 @@ def _updated(x: jax.Array, part: jax.Array, first: int, axis: int) -> jax.Array:
 
 
 def _updated_by_whole_part(x: jax.Array, part: jax.Array, first: int, axis: int) -> jax.Array:
-    return _updated(x, constrained(part), first, axis)
+    return _updated(x, constrain_to_row_major(part), first, axis)
 
 
 def _concatenated(x: jax.Array, part: jax.Array, first: int, axis: int) -> jax.Array:
@@ -44,7 +44,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Any:
     return mlir.lower_fun(on_cpu, multiple_results=False)(ctx, *args, **params)
 
 
-def _batched(args: Sequence[Any], dims: Sequence[Any], *, first: int, axis: int) -> tuple[jax.Array, int]:
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, first: int, axis: int) -> tuple[jax.Array, int]:
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     x, part = (batching.bdim_at_front(a, d, size) for a, d in zip(args, dims, strict=True))
     return replace_slice(x, part, first, axis + 1), 0
@@ -54,4 +54,4 @@ _replace_p.def_impl(_updated)
 _replace_p.def_abstract_eval(lambda x, part, **params: x)
 mlir.register_lowering(_replace_p, mlir.lower_fun(_concatenated, multiple_results=False))
 mlir.register_lowering(_replace_p, _lower, platform="cpu")
-batching.primitive_batchers[_replace_p] = _batched
+batching.primitive_batchers[_replace_p] = _batch

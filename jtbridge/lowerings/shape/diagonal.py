@@ -15,7 +15,7 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import positions
 
 
-def _line(rows: int, columns: int, offset: int) -> tuple[int, int]:
+def _diagonal_span(rows: int, columns: int, offset: int) -> tuple[int, int]:
     """Return the index at which a diagonal starts in a flattened matrix, and its length."""
     start = offset if offset >= 0 else -offset * columns
     length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
@@ -26,7 +26,7 @@ def _line(rows: int, columns: int, offset: int) -> tuple[int, int]:
 def _diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     x = jnp.moveaxis(x, (axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)), (-2, -1))
     *batch, rows, columns = x.shape
-    start, length = _line(rows, columns, offset)
+    start, length = _diagonal_span(rows, columns, offset)
     if length == 0:
         return jnp.zeros((*batch, 0), x.dtype)
     step = columns + 1
@@ -36,7 +36,7 @@ def _diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ja
 
 def _embedded(line: jax.Array, rows: int, columns: int, offset: int) -> jax.Array:
     """Return zeros with `line` (last axis) as a diagonal of the last two axes."""
-    start, length = _line(rows, columns, offset)
+    start, length = _diagonal_span(rows, columns, offset)
     batch = line.shape[:-1]
     if length == 0 or line.size == 0:
         return jnp.zeros((*batch, rows, columns), line.dtype)

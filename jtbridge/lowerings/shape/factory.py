@@ -14,7 +14,7 @@ from jtbridge.lowerings._common import out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
 
 
-def _filled(value: Any, node: fx.Node) -> jax.Array:
+def _filled_result(value: Any, node: fx.Node) -> jax.Array:
     """Return an array of the node's shape and dtype filled with `value`; numbers wrap and truncate as in torch."""
     dtype = out_dtype(node)
     number = value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value).astype(dtype)
@@ -28,25 +28,25 @@ def _filled(value: Any, node: fx.Node) -> jax.Array:
 )  # fmt: skip
 def _zeros(*args: Any, node: fx.Node, **kwargs: Any) -> jax.Array:
     del args, kwargs
-    return _filled(0, node)
+    return _filled_result(0, node)
 
 
 @register_lowering("ones", "ones_like", "new_ones", node=True)
 def _ones(*args: Any, node: fx.Node, **kwargs: Any) -> jax.Array:
     del args, kwargs
-    return _filled(1, node)
+    return _filled_result(1, node)
 
 
 @register_lowering("full", "full_like", "new_full", node=True)
 def _full(*args: Any, node: fx.Node, **kwargs: Any) -> jax.Array:
     given = [*args, *([kwargs["fill_value"]] if "fill_value" in kwargs else [])]
-    return _filled(given[-1], node)
+    return _filled_result(given[-1], node)
 
 
 @register_lowering("scalar_tensor", node=True)
 def _scalar_tensor(s: Any, *, node: fx.Node, **kwargs: Any) -> jax.Array:
     del kwargs
-    return _filled(s, node)
+    return _filled_result(s, node)
 
 
 @register_lowering("arange", node=True)
@@ -75,21 +75,21 @@ def _steps(start: Any, step: Any, node: fx.Node) -> jax.Array:
 @register_lowering("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", node=True)
 def _linspace(start: Any, end: Any, steps: int, *, node: fx.Node, **kwargs: Any) -> jax.Array:
     del kwargs
-    return _spaced(start, end, steps, out_dtype(node)).astype(out_dtype(node))
+    return _linspace_in_double(start, end, steps, out_dtype(node)).astype(out_dtype(node))
 
 
 @register_lowering("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor", node=True)
 def _logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, node: fx.Node, **kwargs: Any) -> jax.Array:
     del kwargs
     dtype = out_dtype(node)
-    exponents = _spaced(start, end, steps, dtype)
+    exponents = _linspace_in_double(start, end, steps, dtype)
     return jnp.power(jnp.asarray(base, exponents.dtype), exponents).astype(dtype)
 
 
-def _spaced(start: Any, end: Any, steps: int, dtype: np.dtype) -> jax.Array:
+def _linspace_in_double(start: Any, end: Any, steps: int, dtype: np.dtype) -> jax.Array:
     """Return evenly spaced numbers in double precision, counted from the nearer end so that both ends are exact."""
     wide = np.dtype(np.complex128 if jnp.issubdtype(dtype, np.complexfloating) else np.float64)
-    first, last = (_number(x, dtype).astype(wide) for x in (start, end))
+    first, last = (_scalar_in_dtype(x, dtype).astype(wide) for x in (start, end))
     index = jax.lax.iota(np.int64, steps)
     if steps == 1:
         return first.reshape(1)
@@ -97,7 +97,7 @@ def _spaced(start: Any, end: Any, steps: int, dtype: np.dtype) -> jax.Array:
     return jnp.where(index < steps // 2, first + gap * index, last - gap * (steps - 1 - index))
 
 
-def _number(value: Any, dtype: np.dtype) -> jax.Array:
+def _scalar_in_dtype(value: Any, dtype: np.dtype) -> jax.Array:
     return value.astype(dtype) if isinstance(value, jax.Array) else jnp.asarray(np.asarray(value).astype(dtype))
 
 

@@ -23,7 +23,7 @@ def _constant_pad(x: jax.Array, pad: Sequence[int], value: Any = 0) -> jax.Array
     return lax.pad(x, jnp.asarray(value, x.dtype), config)
 
 
-def _reflected(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
+def _reflection_padded(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
     length = x.shape[axis]
     parts = [lax.slice_in_dim(x, max(-before, 0), length - max(-after, 0), axis=axis)]
     if before > 0:
@@ -33,17 +33,17 @@ def _reflected(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
     return lax.concatenate(parts, axis)
 
 
-def _replicated(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
+def _replication_padded(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
     length = x.shape[axis]
     parts = [lax.slice_in_dim(x, max(-before, 0), length - max(-after, 0), axis=axis)]
     if before > 0:
-        parts.insert(0, _repeated(lax.slice_in_dim(x, 0, 1, axis=axis), axis, before))
+        parts.insert(0, _repeated_along(lax.slice_in_dim(x, 0, 1, axis=axis), axis, before))
     if after > 0:
-        parts.append(_repeated(lax.slice_in_dim(x, length - 1, length, axis=axis), axis, after))
+        parts.append(_repeated_along(lax.slice_in_dim(x, length - 1, length, axis=axis), axis, after))
     return lax.concatenate(parts, axis)
 
 
-def _repeated(x: jax.Array, axis: int, count: int) -> jax.Array:
+def _repeated_along(x: jax.Array, axis: int, count: int) -> jax.Array:
     return jnp.broadcast_to(x, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
@@ -67,5 +67,5 @@ def _register(name: str, by: Pad, dimensions: int) -> None:
 
 
 for _dimensions in (1, 2, 3):
-    _register("reflection_pad", _reflected, _dimensions)
-    _register("replication_pad", _replicated, _dimensions)
+    _register("reflection_pad", _reflection_padded, _dimensions)
+    _register("replication_pad", _replication_padded, _dimensions)

@@ -19,7 +19,7 @@ from ._replace import replace_slice
 _NO_END = torch.iinfo(torch.int64).max  # the end that a graph has for a slice without an end
 
 
-def _bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
+def _slice_bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
     """Return the start, end and number of elements of a slice, clamped as in torch.
 
     Symbolic sizes are not clamped: JAX refuses a slice that may be outside of an axis.
@@ -46,7 +46,7 @@ def _select(x: jax.Array, dim: int, index: int) -> jax.Array:
 @register_lowering("slice.Tensor", "slice_copy.Tensor")
 def _slice(x: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> jax.Array:
     axis = axis_of(dim, x.ndim)
-    first, last, _ = _bounds(x.shape[axis], start, end, step)
+    first, last, _ = _slice_bounds(x.shape[axis], start, end, step)
     return lax.slice_in_dim(x, first, last, step, axis)
 
 
@@ -69,7 +69,7 @@ def _slice_scatter(
     x: jax.Array, src: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
     axis = axis_of(dim, x.ndim)
-    first, _, count = _bounds(x.shape[axis], start, end, step)
+    first, _, count = _slice_bounds(x.shape[axis], start, end, step)
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), shape)
     if count == 0:
@@ -78,14 +78,14 @@ def _slice_scatter(
         return src if count == x.shape[axis] else replace_slice(x, src, first, axis)
     offset = positions(x.shape, axis) - first
     inside = (offset >= 0) & (offset < count * step) & (offset % step == 0)
-    return jnp.where(inside, _placed(src, x.shape[axis], first, step, axis), x)
+    return jnp.where(inside, _placed_in_zeros(src, x.shape[axis], first, step, axis), x)
 
 
 @register_lowering("select_backward")
 def _select_backward(grad: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, len(input_sizes))
     index = index + input_sizes[axis] if index < 0 else index
-    return _placed(lax.expand_dims(grad, (axis,)), input_sizes[axis], index, 1, axis)
+    return _placed_in_zeros(lax.expand_dims(grad, (axis,)), input_sizes[axis], index, 1, axis)
 
 
 @register_lowering("slice_backward")
@@ -93,11 +93,11 @@ def _slice_backward(
     grad: jax.Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> jax.Array:
     axis = axis_of(dim, len(input_sizes))
-    first, _, _ = _bounds(input_sizes[axis], start, end, step)
-    return _placed(grad, input_sizes[axis], first, step, axis)
+    first, _, _ = _slice_bounds(input_sizes[axis], start, end, step)
+    return _placed_in_zeros(grad, input_sizes[axis], first, step, axis)
 
 
-def _placed(x: jax.Array, length: int, first: int, step: int, axis: int) -> jax.Array:
+def _placed_in_zeros(x: jax.Array, length: int, first: int, step: int, axis: int) -> jax.Array:
     """Return zeros with `x` at positions `first`, `first + step`, ... of an axis of `length`."""
     count = x.shape[axis]
     if count == 0:

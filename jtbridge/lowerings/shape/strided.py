@@ -73,7 +73,7 @@ def _without_repeats(x: jax.Array, layout: _Layout) -> jax.Array:
     return x if x.shape == layout.shape else lax.slice(x, (0,) * x.ndim, layout.shape)
 
 
-def _places(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
+def _memory_offsets(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
     """Return the memory offset of each element of an array with the strides of `wanted`."""
     total = jnp.full(tuple(shape), wanted.offset, np.int32 if wanted.last < 2**31 else np.int64)
     for axis, stride in enumerate(wanted.strides):
@@ -121,25 +121,25 @@ def _in_memory_order(x: jax.Array, held: _Layout) -> jax.Array:
     return jnp.transpose(_without_repeats(x, held), held.order).reshape(-1)
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
+def _inverse_permutation(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _strided(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple[int, ...]) -> jax.Array:
+def _strided_elements(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple[int, ...]) -> jax.Array:
     if math.prod(shape) == 0:
         return jnp.zeros(shape, x.dtype)
     _require(held.nested, "the tensor's own elements overlap in memory")
     _require_covered(wanted, held)
     if not held.dense:
-        found, _ = _coordinates(_places(wanted, shape), held, jnp)
+        found, _ = _coordinates(_memory_offsets(wanted, shape), held, jnp)
         return _without_repeats(x, held).at[tuple(found)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     flat = _in_memory_order(x, held)
     if wanted.dense:
         start = wanted.offset - held.offset
         part = lax.slice_in_dim(flat, start, start + math.prod(wanted.shape))
         part = part.reshape([wanted.shape[i] for i in wanted.order])
-        return jnp.broadcast_to(jnp.transpose(part, _inverse(wanted.order)), shape)
-    places = _places(dataclasses.replace(wanted, offset=wanted.offset - held.offset), shape)
+        return jnp.broadcast_to(jnp.transpose(part, _inverse_permutation(wanted.order)), shape)
+    places = _memory_offsets(dataclasses.replace(wanted, offset=wanted.offset - held.offset), shape)
     return flat.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -149,7 +149,7 @@ def _as_strided(
 ) -> jax.Array:
     held = _memory_of(input_value(node, 0))
     offset = held.offset if storage_offset is None else storage_offset
-    return _strided(x, _layout(size, stride, offset), held, tuple(size))
+    return _strided_elements(x, _layout(size, stride, offset), held, tuple(size))
 
 
 @register_lowering("as_strided_scatter", node=True)
@@ -168,7 +168,7 @@ def _as_strided_scatter(
         return x
     _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
     # The full sizes, without `_layout`: an element that is written several times keeps the last of the values.
-    places = _places(_Layout(offset, tuple(size), tuple(stride)), size)
+    places = _memory_offsets(_Layout(offset, tuple(size), tuple(stride)), size)
     src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), tuple(size))
     if not held.dense:
         found, inside = _coordinates(places, held, jnp)
@@ -176,7 +176,7 @@ def _as_strided_scatter(
         return x.at[tuple(outside)].set(src, mode="drop", wrap_negative_indices=False)
     flat = _in_memory_order(x, held)
     flat = flat.at[places - held.offset].set(src, mode="drop", wrap_negative_indices=False)
-    return jnp.transpose(flat.reshape([held.shape[i] for i in held.order]), _inverse(held.order))
+    return jnp.transpose(flat.reshape([held.shape[i] for i in held.order]), _inverse_permutation(held.order))
 
 
 @register_lowering("resize", node=True)

@@ -46,7 +46,7 @@ def _t(x: jax.Array) -> jax.Array:
 
 
 @register_lowering("transpose.int", "transpose_copy.int")
-def _transpose(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
+def _transpose_dims(x: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(x, axis_of(dim0, x.ndim), axis_of(dim1, x.ndim)) if x.ndim else x
 
 

@@ -35,26 +35,26 @@ def _overlapped(grad: jax.Array, axis: int, length: int, step: int, dilation: in
     before, (count, size), after = grad.shape[:axis], grad.shape[axis : axis + 2], grad.shape[axis + 2 :]
     blocks = -(-size // step)
     if dilation == 1 and blocks <= min(_SHIFTS, size):
-        filled = _padded(grad, axis + 1, 0, blocks * step - size)
+        filled = _padded_along_axis(grad, axis + 1, 0, blocks * step - size)
         total = jnp.zeros((*before, (count + blocks - 1) * step, *after), grad.dtype)
         for i in range(blocks):
             block = lax.slice_in_dim(filled, i * step, (i + 1) * step, axis=axis + 1)
             flat = block.reshape(*before, count * step, *after)
-            total = total + _padded(flat, axis, i * step, (blocks - 1 - i) * step)
-        return _padded(total, axis, 0, length - total.shape[axis])
+            total = total + _padded_along_axis(flat, axis, i * step, (blocks - 1 - i) * step)
+        return _padded_along_axis(total, axis, 0, length - total.shape[axis])
     if size <= _SHIFTS:
         total = jnp.zeros((*before, length, *after), grad.dtype)
         for i in range(size):
             tap = lax.index_in_dim(grad, i, axis + 1, keepdims=False)
             reach = (count - 1) * step + 1
-            total = total + _padded(tap, axis, i * dilation, length - i * dilation - reach, step - 1)
+            total = total + _padded_along_axis(tap, axis, i * dilation, length - i * dilation - reach, step - 1)
         return total
     places = jnp.arange(count)[:, None] * step + jnp.arange(size) * dilation
     total = jnp.zeros((*before, length, *after), grad.dtype)
     return total.at[at_axis(places, axis)].add(grad, mode="promise_in_bounds")
 
 
-def _padded(x: jax.Array, axis: int, before: int, after: int, between: int = 0) -> jax.Array:
+def _padded_along_axis(x: jax.Array, axis: int, before: int, after: int, between: int = 0) -> jax.Array:
     config = [(before, after, between) if i == axis else (0, 0, 0) for i in range(x.ndim)]
     return lax.pad(x, jnp.zeros((), x.dtype), config)
 

@@ -49,6 +49,6 @@ def chebyshev_sum(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
     return 0.5 * (total - before)
 
 
-def quotient(x: jax.Array, numerator: Sequence[float], denominator: Sequence[float]) -> jax.Array:
+def rational_function(x: jax.Array, numerator: Sequence[float], denominator: Sequence[float]) -> jax.Array:
     """Return the value of the quotient of two polynomials at `x`."""
     return polynomial(x, numerator) / polynomial(x, denominator)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _bessel_coefficients as table
-from ._common import chebyshev_sum, polynomial, quotient, unary
+from ._common import chebyshev_sum, polynomial, rational_function, unary
 
 
 @unary("special_i0e")
@@ -37,7 +37,7 @@ def _j0(x: jax.Array) -> jax.Array:
     x = jnp.abs(x)
     square = x * x
     near = (square - 5.78318596294678452118) * (square - 30.4712623436620863991)
-    near = near * quotient(square, table.J0_NUMERATOR, table.J0_DENOMINATOR)
+    near = near * rational_function(square, table.J0_NUMERATOR, table.J0_DENOMINATOR)
     near = jnp.where(x < 1e-5, 1.0 - square / 4.0, near)
     p, q, angle = _far_parts(x, math.pi / 4, _ORDER_0)
     return jnp.where(x <= 5.0, near, _far(x, p * jnp.cos(angle) - q * jnp.sin(angle)))
@@ -47,7 +47,7 @@ def _j0(x: jax.Array) -> jax.Array:
 def _j1(x: jax.Array) -> jax.Array:
     size = jnp.abs(x)
     square = size * size
-    near = quotient(square, table.J1_NUMERATOR, table.J1_DENOMINATOR) * size
+    near = rational_function(square, table.J1_NUMERATOR, table.J1_DENOMINATOR) * size
     near = near * (square - 14.6819706421238932572) * (square - 49.2184563216946036703)
     p, q, angle = _far_parts(size, 3 * math.pi / 4, _ORDER_1)
     value = jnp.where(size <= 5.0, near, _far(size, p * jnp.cos(angle) - q * jnp.sin(angle)))
@@ -56,7 +56,7 @@ def _j1(x: jax.Array) -> jax.Array:
 
 @unary("special_bessel_y0")
 def _y0(x: jax.Array) -> jax.Array:
-    near = quotient(x * x, table.Y0_NUMERATOR, table.Y0_DENOMINATOR) + 2 / math.pi * jnp.log(x) * _j0(x)
+    near = rational_function(x * x, table.Y0_NUMERATOR, table.Y0_DENOMINATOR) + 2 / math.pi * jnp.log(x) * _j0(x)
     p, q, angle = _far_parts(x, math.pi / 4, _ORDER_0)
     value = jnp.where(x <= 5.0, near, _far(x, p * jnp.sin(angle) + q * jnp.cos(angle)))
     return _with_pole(x, value, -jnp.inf)
@@ -64,7 +64,7 @@ def _y0(x: jax.Array) -> jax.Array:
 
 @unary("special_bessel_y1")
 def _y1(x: jax.Array) -> jax.Array:
-    near = x * quotient(x * x, table.Y1_NUMERATOR, table.Y1_DENOMINATOR)
+    near = x * rational_function(x * x, table.Y1_NUMERATOR, table.Y1_DENOMINATOR)
     near = near + 2 / math.pi * (_j1(x) * jnp.log(x) - 1.0 / x)
     p, q, angle = _far_parts(x, 3 * math.pi / 4, _ORDER_1)
     value = jnp.where(x <= 5.0, near, _far(x, p * jnp.sin(angle) + q * jnp.cos(angle)))
@@ -81,7 +81,7 @@ def _far_parts(
     """Return the two amplitudes and the angle of a Bessel function far from 0."""
     pp, pq, qp, qq = tables
     inverse = 25.0 / (x * x)
-    return quotient(inverse, pp, pq), 5.0 / x * quotient(inverse, qp, qq), x - phase
+    return rational_function(inverse, pp, pq), 5.0 / x * rational_function(inverse, qp, qq), x - phase
 
 
 def _far(x: jax.Array, wave: jax.Array) -> jax.Array:
@@ -146,8 +146,8 @@ def _airy_left(x: jax.Array) -> jax.Array:
     root = jnp.sqrt(-x)
     angle = -2.0 * x * root / 3.0
     z = 1.0 / angle
-    f = 1.0 + z * z * quotient(z * z, table.AIRY_AFN, table.AIRY_AFD)
-    g = z * quotient(z * z, table.AIRY_AGN, table.AIRY_AGD)
+    f = 1.0 + z * z * rational_function(z * z, table.AIRY_AFN, table.AIRY_AFD)
+    g = z * rational_function(z * z, table.AIRY_AGN, table.AIRY_AGD)
     turned = angle + 0.25 * math.pi
     return 1 / math.sqrt(math.pi) / jnp.sqrt(root) * (jnp.sin(turned) * f - jnp.cos(turned) * g)
 
@@ -155,7 +155,7 @@ def _airy_left(x: jax.Array) -> jax.Array:
 def _airy_right(x: jax.Array) -> jax.Array:
     root = jnp.sqrt(x)
     zeta = 2.0 * x * root / 3.0
-    series = quotient(1.0 / zeta, table.AIRY_AN, table.AIRY_AD)
+    series = rational_function(1.0 / zeta, table.AIRY_AN, table.AIRY_AD)
     return 1 / math.sqrt(math.pi) * series / (2.0 * jnp.sqrt(root) * jnp.exp(zeta))
 
 

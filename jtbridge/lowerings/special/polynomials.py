@@ -58,7 +58,7 @@ def _by_recurrence(n: jax.Array, second: jax.Array, step: Step) -> jax.Array:
     return jnp.where(n == 0, jnp.ones_like(value), value)
 
 
-def _sign(n: jax.Array, dtype: np.dtype) -> jax.Array:
+def _alternating_sign(n: jax.Array, dtype: np.dtype) -> jax.Array:
     return jnp.where(n % 2 == 0, 1, -1).astype(dtype)
 
 
@@ -69,7 +69,7 @@ def _chebyshev(x: jax.Array, n: jax.Array, limit: int, kind: str) -> jax.Array:
     recurrence.
     """
     degree = n.astype(x.dtype)
-    closed, right, left, second = _FORMS[kind](x, degree, _sign(n, x.dtype))
+    closed, right, left, second = _FORMS[kind](x, degree, _alternating_sign(n, x.dtype))
     inside = (n > limit) & (jnp.abs(x) < 1)
     ends = jnp.abs(x) == 1
     series = _by_recurrence(jnp.where(inside | ends, 0, n), second, lambda k, q, p: (x + x) * q - p)
@@ -140,4 +140,4 @@ def _laguerre(x: jax.Array, n: jax.Array) -> jax.Array:
 def _legendre(x: jax.Array, n: jax.Array) -> jax.Array:
     value = _by_recurrence(n, x, lambda k, q, p: ((k + k + 1) * x * q - k * p) / (k + 1))
     ends = jnp.abs(x) == 1
-    return jnp.where(ends, jnp.where(x > 0, jnp.ones_like(x), _sign(n, x.dtype)), value)
+    return jnp.where(ends, jnp.where(x > 0, jnp.ones_like(x), _alternating_sign(n, x.dtype)), value)
