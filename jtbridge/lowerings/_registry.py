@@ -90,7 +90,7 @@ def register_lowering(
     """
     if not operators:
         raise LoweringError("`register_lowering` takes the operators to lower, such as `torch.ops.lib.scale.default`.")
-    names = [_operator_name(operator) for operator in operators]
+    names = [_qualified_name(operator) for operator in operators]
     table = _KERNELS if kernel else _LOWERINGS
 
     def register(function: Function) -> Function:
@@ -152,7 +152,7 @@ def _is_own(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "jtbridge"
 
 
-# In these namespaces, `_operator_name` accepts a name without looking up the operator: some versions of torch may not
+# In these namespaces, `_qualified_name` accepts a name without looking up the operator: some versions of torch may not
 # have it, or its module may be slow to import.
 _UNCHECKED = ("prims", "torch_nn", "flex_lib", "jtbridge")
 
@@ -162,7 +162,7 @@ def _is_unchecked(operator: Any) -> bool:
     return isinstance(operator, str) and ("::" not in operator or operator.partition("::")[0] in _UNCHECKED)
 
 
-def _operator_name(operator: Any) -> str:
+def _qualified_name(operator: Any) -> str:
     """Return the qualified name of an overload, such as `aten::add.Tensor`, or `aten::relu` for a default overload."""
     if _is_unchecked(operator):
         return operator if "::" in operator else f"aten::{operator}"
