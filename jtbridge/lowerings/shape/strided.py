@@ -73,7 +73,7 @@ def _without_repeats(x: jax.Array, layout: _Layout) -> jax.Array:
     return x if x.shape == layout.shape else lax.slice(x, (0,) * x.ndim, layout.shape)
 
 
-def _memory_offsets(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
+def _element_offsets(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
     """Return the memory offset of each element of an array with the strides of `wanted`."""
     total = jnp.full(tuple(shape), wanted.offset, np.int32 if wanted.last < 2**31 else np.int64)
     for axis, stride in enumerate(wanted.strides):
@@ -131,7 +131,7 @@ def _strided_elements(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple
     _require(held.nested, "the tensor's own elements overlap in memory")
     _require_covered(wanted, held)
     if not held.dense:
-        found, _ = _coordinates(_memory_offsets(wanted, shape), held, jnp)
+        found, _ = _coordinates(_element_offsets(wanted, shape), held, jnp)
         return _without_repeats(x, held).at[tuple(found)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     flat = _in_memory_order(x, held)
     if wanted.dense:
@@ -139,7 +139,7 @@ def _strided_elements(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple
         part = lax.slice_in_dim(flat, start, start + math.prod(wanted.shape))
         part = part.reshape([wanted.shape[i] for i in wanted.order])
         return jnp.broadcast_to(jnp.transpose(part, _inverse_permutation(wanted.order)), shape)
-    places = _memory_offsets(dataclasses.replace(wanted, offset=wanted.offset - held.offset), shape)
+    places = _element_offsets(dataclasses.replace(wanted, offset=wanted.offset - held.offset), shape)
     return flat.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -168,7 +168,7 @@ def _as_strided_scatter(
         return x
     _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
     # The full sizes, without `_layout`: an element that is written several times keeps the last of the values.
-    places = _memory_offsets(_Layout(offset, tuple(size), tuple(stride)), size)
+    places = _element_offsets(_Layout(offset, tuple(size), tuple(stride)), size)
     src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), tuple(size))
     if not held.dense:
         found, inside = _coordinates(places, held, jnp)
