@@ -21,7 +21,7 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
         if isinstance(value, torch.Tensor) and not is_zero(value) and value.numel() > _SMALL and _crosses(value):
-            found.setdefault(_identity(value), value)
+            found.setdefault(_tensor_identity(value), value)
     return tuple(found.values())
 
 
@@ -33,9 +33,9 @@ def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
     inputs = module.graph.find_nodes(op="placeholder")
     first = traced.first_constant
     places = inputs[first : first + len(traced.constants)]
-    by_identity = {_identity(tensor): place for tensor, place in zip(traced.constants, places, strict=True)}
+    by_identity = {_tensor_identity(tensor): place for tensor, place in zip(traced.constants, places, strict=True)}
     for node, value in _constants(module):
-        place = by_identity.get(_identity(value))
+        place = by_identity.get(_tensor_identity(value))
         if place is not None:
             node.replace_all_uses_with(place)
             module.graph.erase_node(node)
@@ -85,5 +85,5 @@ def _crosses(tensor: torch.Tensor) -> bool:
     return canonical_dtype(dtype) == dtype
 
 
-def _identity(tensor: torch.Tensor) -> Any:
+def _tensor_identity(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

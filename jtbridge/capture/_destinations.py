@@ -58,7 +58,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     positions: list[int] = []
     for source, results in _written_results(cast(Sequence[Any], output.args[0])).items():
         writer = _writer(cast(OpOverload, source.target))
-        assert writer is not None  # `_source` finds only operators with a writer
+        assert writer is not None  # `_find_source` finds only operators with a writer
         views: dict[int, fx.Node] = {}
         for position, index, steps in results:
             with graph.inserting_before(body):
@@ -86,7 +86,7 @@ def _written_results(results: Sequence[Any]) -> dict[fx.Node, list[tuple[int, in
     """Return the operators that can write to destinations, with ``(result position, number, steps)`` of each result."""
     found: dict[fx.Node, list[tuple[int, int, tuple[_Step, ...]]]] = {}
     for position, result in enumerate(results):
-        source = _source(result) if isinstance(result, fx.Node) else None
+        source = _find_source(result) if isinstance(result, fx.Node) else None
         if source is None:
             continue
         written = found.setdefault(source.node, [])
@@ -95,11 +95,11 @@ def _written_results(results: Sequence[Any]) -> dict[fx.Node, list[tuple[int, in
     return found
 
 
-def _source(result: fx.Node) -> _Source | None:
+def _find_source(result: fx.Node) -> _Source | None:
     """Find the operator that computes a result, through views; None if it cannot write to a destination."""
     node, steps = result, []
     while node.op == "call_function":
-        step = _inverse(node)
+        step = _inverse_of_view(node)
         if step is None:
             break
         steps.append(step)
@@ -133,7 +133,7 @@ def _values(node: fx.Node) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _inverse(node: fx.Node) -> _Step | None:
+def _inverse_of_view(node: fx.Node) -> _Step | None:
     """Return the step that undoes a view; None for any other operator."""
     if node.target is _aten.t.default:
         return "t", ()
@@ -167,15 +167,15 @@ def _embedding_gradient(
     return out
 
 
-def _converted(x: torch.Tensor, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
+def _copy_into(x: torch.Tensor, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
     """Compute ``aten._to_copy`` or ``aten.clone`` into `out`."""
     return out.copy_(x)
 
 
 _WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {
     _aten.embedding_dense_backward.default: _embedding_gradient,
-    _aten._to_copy.default: _converted,
-    _aten.clone.default: _converted,
+    _aten._to_copy.default: _copy_into,
+    _aten.clone.default: _copy_into,
 }
 # Operators with two results that compute directly into their `out` arguments. Other operators with two results resize
 # these arguments, or compute elsewhere and copy.

@@ -21,7 +21,7 @@ def example_arguments(
         yield [make(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
-def _mixed(shape: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Tensor:
+def _mixed_numbers(shape: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Tensor:
     count = torch.Size(shape).numel()
     if dtype is torch.bool or not (dtype.is_floating_point or dtype.is_complex):
         values = torch.arange(count) * 2 < count
@@ -30,4 +30,4 @@ def _mixed(shape: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Te
     return (((torch.arange(count) * 37 + 11) ** 2 % 101 - 50) / 25).reshape(shape).to(device, dtype)
 
 
-EXAMPLES: tuple[Example, ...] = (torch.zeros, torch.ones, _mixed)
+EXAMPLES: tuple[Example, ...] = (torch.zeros, torch.ones, _mixed_numbers)

@@ -147,7 +147,7 @@ def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: in
             setattr(backward, name, getattr(forward, name))
             with graph.inserting_before(body):
                 return graph.create_node("get_attr", name)
-        if _is_view(node):
+        if _is_view_of_base(node):
             base = hold(cast(fx.Node, node.args[0]))
             with graph.inserting_before(body):
                 return graph.call_function(cast(Callable, node.target), (base, *node.args[1:]), dict(node.kwargs))
@@ -170,7 +170,7 @@ def outputs_of(graph_module: fx.GraphModule) -> list[Any]:
     return list(cast(Sequence[Any], output.args[0]))
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view_of_base(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     is_view = returns_view(node.target) or node.target is torch.ops.aten.reshape.default

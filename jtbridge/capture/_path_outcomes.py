@@ -50,14 +50,14 @@ def agreed(name: str, outcomes: Sequence[PathOutcome], *, declared: bool) -> Pat
     other = next((outcome.tree for outcome in outcomes if outcome.tree != first.tree), None)
     if other is not None:
         raise DataDependentShapeError(
-            f"`{name}` returns {_difference(first.tree, other)}, and a JAX program needs one tree of results. Return "
-            "the same containers for all values of the arguments."
+            f"`{name}` returns {_tree_difference(first.tree, other)}, and a JAX program needs one tree of results. "
+            "Return the same containers for all values of the arguments."
         )
     leaves = [_common(column) for column in zip(*(outcome.leaves for outcome in outcomes), strict=True)]
     if not declared:
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, DependentTensor):
-                _refuse(name, _path(first.tree, position), leaf)
+                _refuse_dependent_shape(name, _path(first.tree, position), leaf)
     return PathOutcome(leaves, first.tree, _merged([outcome.traits for outcome in outcomes]), first.order)
 
 
@@ -100,7 +100,7 @@ def _common_size(sizes: Sequence[int | str]) -> int | str:
     return found[0] if len(found) == 1 else f"is {' or '.join(map(str, found))} for different values"
 
 
-def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
+def _refuse_dependent_shape(name: str, path: str, leaf: DependentTensor) -> NoReturn:
     axis, size = next((axis, size) for axis, size in enumerate(leaf.shape) if isinstance(size, str))
     raise DataDependentShapeError(
         f"The shape of {path} of `{name}` depends on the values of its arguments: the size of axis {axis} {size}. "
@@ -111,7 +111,7 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
     )
 
 
-def _difference(tree: Any, other: Any) -> str:
+def _tree_difference(tree: Any, other: Any) -> str:
     """Name the leaves that only one of two trees has, or both trees if only their containers differ."""
     names = [{f"`result{jax.tree_util.keystr(path)}`": None for path in leaf_paths(each)} for each in (tree, other)]
     alone = [name for name in (*names[0], *names[1]) if not (name in names[0] and name in names[1])]

@@ -49,7 +49,7 @@ def probe_vmap(fn: Vmap) -> None:
 def _vmap_fails(fn: Vmap) -> str | None:
     """Return why torch.vmap fails on fake tensors on every device; None if it succeeds on one."""
     reason = None
-    for device in _devices(fn.base):
+    for device in _examined_devices(fn.base):
         try:
             with (
                 fake_tensors(),
@@ -68,7 +68,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
     return reason
 
 
-def _devices(traced: TracedFunction) -> tuple[str, ...]:
+def _examined_devices(traced: TracedFunction) -> tuple[str, ...]:
     """Return the devices to examine a function on: the device of its called graphs, and the CPU for translated ones."""
     return tuple(dict.fromkeys((traced.device, "cpu")))
 
@@ -104,7 +104,7 @@ def _try_to_examine(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
     Raises:
         DifferentiationError: torch would compute the derivative as zero.
     """
-    for device in _devices(traced):
+    for device in _examined_devices(traced):
         try:
             traced.guarded(lambda device=device: _examine_graph(traced, wrt, device), examines=True)
         except DifferentiationError:
@@ -132,7 +132,7 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...], device: str) ->
             results = traced(*inputs)
     traced.cache.reads_graph = traced.cache.reads_graph or reads.found
     if traced.traits.autograd.breaks_inner_graph:
-        _refuse_broken_graph(traced, results)
+        _refuse_results_without_graph(traced, results)
     traced.cache.once_differentiable = traced.cache.once_differentiable or once_differentiable_in(results)
 
 
@@ -149,7 +149,7 @@ def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
     return wrt
 
 
-def _refuse_broken_graph(traced: TracedFunction, results: Sequence[torch.Tensor]) -> None:
+def _refuse_results_without_graph(traced: TracedFunction, results: Sequence[torch.Tensor]) -> None:
     for i, (result, type_) in enumerate(zip(results, traced.out_types, strict=True)):
         if type_.differentiable and not result.requires_grad:
             raise broken_graph_error(i, traced.name)

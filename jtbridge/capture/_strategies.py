@@ -68,13 +68,13 @@ class StrategyError(Exception):
 # --- on fake tensors, where nothing is computed ---------------------------------------------------------------------
 
 
-def _plain(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+def _traced_unchanged(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function as it is."""
     del cause
     return _traced(request, contextlib.nullcontext)
 
 
-def _with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+def _traced_with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function; its kernels read the numbers that it takes from tensors and passes to them."""
     assert cause is not None
     try:
@@ -288,7 +288,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
         PathOutcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
         for (leaves, tree), recorder in paths
     ]
-    found = _joined(request, outcomes)
+    found = _common_result(request, outcomes)
     return dataclasses.replace(found, traits=dataclasses.replace(found.traits, only_branches=True))
 
 
@@ -311,7 +311,7 @@ def _have_one_type(paths: Sequence[_RunRecord]) -> bool:
     )
 
 
-def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+def _traced_with_symbols(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with symbols for the sizes and values that depend on data."""
     assert cause is not None
 
@@ -357,7 +357,7 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
 
     with request.guard.same_constants(runs):
         outcomes = explored(run, 1) if request.ordered else explored(run)
-    return _joined(request, outcomes)
+    return _common_result(request, outcomes)
 
 
 # --- without a trace ------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
             break
     if not outcomes:
         _refuse_without_outcome(request, cause, errors)
-    return _joined(request, outcomes)
+    return _common_result(request, outcomes)
 
 
 def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Sequence[Exception]) -> NoReturn:
@@ -412,7 +412,7 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Seq
     ) from error
 
 
-def _joined(request: TraceRequest, outcomes: Sequence[PathOutcome]) -> AbstractResult:
+def _common_result(request: TraceRequest, outcomes: Sequence[PathOutcome]) -> AbstractResult:
     """Return the result that all outcomes have in common, with the declared types if the user declared them.
 
     Raises:
@@ -452,11 +452,11 @@ def _needs_gpu(request: TraceRequest, cause: Exception | None) -> bool:
 STRATEGIES = (
     # This one is first, because any other strategy runs the function, with its side effects.
     Strategy("declared shapes", lambda request, _: request.ordered and request.output_shapes is not None, _declared),
-    Strategy("fake tensors", lambda *_: True, _plain, is_trace=True),
+    Strategy("fake tensors", lambda *_: True, _traced_unchanged, is_trace=True),
     Strategy(
         "fake tensors, with numbers that kernels read",
         lambda _, cause: cause is not None and may_need_late_scalars(cause),
-        _with_late_scalars,
+        _traced_with_late_scalars,
     ),
     Strategy(
         "fake tensors, with overrides",
@@ -467,7 +467,7 @@ STRATEGIES = (
     Strategy(
         "fake tensors on a GPU",
         _needs_gpu,
-        lambda request, cause: _plain(request.on_device("cuda"), cause),
+        lambda request, cause: _traced_unchanged(request.on_device("cuda"), cause),
     ),
     Strategy(
         "fake tensors on a GPU, with overrides",
@@ -479,7 +479,7 @@ STRATEGIES = (
         lambda request, cause: isinstance(cause, DataDependentOutputException) and not request.ordered,
         _branching,
     ),
-    Strategy("symbolic sizes and values", lambda _, cause: depends_on_data(cause), _symbolic),
+    Strategy("symbolic sizes and values", lambda _, cause: depends_on_data(cause), _traced_with_symbols),
     Strategy("declared shapes", lambda request, _: request.output_shapes is not None, _declared),
     Strategy("example values", lambda *_: True, _on_examples),
 )

@@ -59,7 +59,7 @@ class Arguments:
         return self.tree.unflatten(leaves)
 
 
-def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Arguments]:
+def split_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Arguments]:
     """Split the arguments of a call into tensors and static values.
 
     Several results of a torch operator, such as those of ``x.max(0)``, reach JAX as a named tuple.
@@ -92,9 +92,9 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             named = lambda p=position: _named(name, args, kwargs, p)  # noqa: E731
             _refuse_tracer(leaf, named)
             keys.append(WEAK if isinstance(leaf, jax.Array) and leaf.weak_type else TENSOR)
-            tensors.append(_tensor(leaf, named))
+            tensors.append(_array_to_tensor(leaf, named))
         else:
-            leaf = leaves[position] = _number(leaf)
+            leaf = leaves[position] = _concrete_number(leaf)
             keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
             continue
         leaves[position] = None
@@ -102,7 +102,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
     return tensors, Arguments(tree, tuple(keys), tuple(leaves), structure_key(tree))
 
 
-def _tensor(leaf: Any, named: Callable[[], str]) -> torch.Tensor:
+def _array_to_tensor(leaf: Any, named: Callable[[], str]) -> torch.Tensor:
     """Return an array, or a number of NumPy, as a tensor."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ArgumentError(f"{named()} is an array that was deleted, or donated to a program. Pass one that exists.")
@@ -147,7 +147,7 @@ def _named_tuple_type(kind: Any) -> Any:
     return collections.namedtuple(kind.__name__, kind.__match_args__)
 
 
-def _number(leaf: Any) -> Any:
+def _concrete_number(leaf: Any) -> Any:
     """Return a symbolic number of torch.compile as a Python number; the graph is then valid only for this number."""
     if isinstance(leaf, torch.SymBool):
         return bool(leaf)
@@ -196,14 +196,14 @@ def _place_of_tensor(leaf: Any) -> str | None:
         place, part = parts.popleft()
         if isinstance(part, torch.Tensor):
             return place
-        for step, value in _parts(part):
+        for step, value in _items_and_attributes(part):
             if type(value) not in _PLAIN and id(value) not in seen:
                 seen[id(value)] = value
                 parts.append((place + step, value))
     return None
 
 
-def _parts(obj: Any) -> list[tuple[str, Any]]:
+def _items_and_attributes(obj: Any) -> list[tuple[str, Any]]:
     """Return the items of a container, and the attributes of an object, with names for messages."""
     if isinstance(obj, type | types.FunctionType | types.ModuleType) or module_of(type(obj)).startswith("jtbridge."):
         return []

@@ -27,8 +27,8 @@ from jtbridge.core.nested_calls import is_inside, setting_inside
 from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 
-from ._arguments import Arguments, split
-from ._jax_function import JaxFunction, Types, empty_results, in_own_memory, store, tensor_types, types_of
+from ._arguments import Arguments, split_arguments
+from ._jax_function import JaxFunction, Types, empty_results, in_own_memory, store_entry, tensor_types, types_of
 from ._operator import call
 from ._reads import RecordReads, refuse_arguments, warn_of_missing_gradients
 from ._tensors import runs_program
@@ -88,7 +88,7 @@ class BoundFunction(JaxFunction):
             leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
         for leaf in leaves:
             _check_result(leaf, self.name)
-        store(self._trees, types_of(arrays), tree)
+        store_entry(self._trees, types_of(arrays), tree)
         return in_own_memory([jnp.asarray(leaf) for leaf in leaves])
 
 
@@ -185,7 +185,7 @@ class Caller:
 
     def _split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], BoundFunction]:
         """Return the tensors of the arguments, and the flat form of the function for the rest of them."""
-        tensors, arguments = split(self.name, args, kwargs)
+        tensors, arguments = split_arguments(self.name, args, kwargs)
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         return tensors, self._bound.get((arguments, x64)) or self._bind(arguments, x64)
 

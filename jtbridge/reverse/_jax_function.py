@@ -50,7 +50,7 @@ _MOST_PROGRAMS = 4  # programs that are kept for each signature, for calls under
 _MOST_TYPES = 256  # signatures of one function whose records are kept
 
 
-def find(handle: str) -> JaxFunction:
+def find_function(handle: str) -> JaxFunction:
     """Return the JAX function with a handle.
 
     Raises:
@@ -185,7 +185,7 @@ class JaxFunction:
         made = JaxFunction(self.name, jaxpr_as_fun(program), self.x64)
         made.has_own_gradient = has_custom_vjp(program.jaxpr)
         made.reads = self.reads
-        store(self._latest, types, ((program, made), *latest[: _MOST_PROGRAMS - 1]))
+        store_entry(self._latest, types, ((program, made), *latest[: _MOST_PROGRAMS - 1]))
         return made
 
     def _program(self, types: Types) -> Any:
@@ -209,11 +209,11 @@ class JaxFunction:
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
-        return self._derive(("vjp", wrt, outs), lambda: _vjp(self, wrt, outs))
+        return self._derive(("vjp", wrt, outs), lambda: _vjp_function(self, wrt, outs))
 
     def jvp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *tangents of wrt) -> tangents of outs``."""
-        return self._derive(("jvp", wrt, outs), lambda: _jvp(self, wrt, outs))
+        return self._derive(("jvp", wrt, outs), lambda: _jvp_function(self, wrt, outs))
 
     def under_gradient(self, wrt: tuple[int, ...]) -> JaxFunction:
         """Return the function as a gradient by `wrt` runs it: a `jax.custom_vjp` runs its forward rule.
@@ -285,15 +285,15 @@ def _closed_over_tracer(name: str) -> JaxCallError:
 
 
 def _cached(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """Return the entry of a cache for a key. Make it if it is missing; `store` then drops the oldest entries."""
+    """Return the entry of a cache for a key. Make it if it is missing; `store_entry` then drops the oldest entries."""
     found = table.get(key)
     if found is None:
         found = make()
-        store(table, key, found)
+        store_entry(table, key, found)
     return found
 
 
-def store(table: dict[Any, Value], key: Any, value: Value) -> None:
+def store_entry(table: dict[Any, Value], key: Any, value: Value) -> None:
     """Set an entry of a table, and drop the oldest one if the table is full."""
     with _LOCK:
         if len(table) >= _MOST_TYPES and key not in table:
@@ -325,19 +325,19 @@ def in_own_memory(values: Sequence[Any]) -> list[Any]:
     return [jnp.copy(value) for value in values]
 
 
-def _conj(value: Any) -> Any:
+def conj_if_complex(value: Any) -> Any:
     return jnp.conj(value) if jnp.iscomplexobj(value) else value
 
 
 # Torch's gradient of a complex argument is the conjugate of JAX's: both are the transpose of the same linear map,
 # torch's for the product <a, b> = conj(a) b and JAX's for a b. So torch's pullback is JAX's, conjugated before and
 # after.
-def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
+def _vjp_function(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
     def gradients(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(outs)
         arguments, cotangents = arrays[:count], arrays[count:]
         _, pull = jax.vjp(of_differentiated(base.jitted, wrt, outs, arguments), *[arguments[i] for i in wrt])
-        return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, cotangents)))])
+        return in_own_memory([conj_if_complex(x) for x in pull(tuple(map(conj_if_complex, cotangents)))])
 
     return gradients
 
@@ -354,7 +354,7 @@ def _under_gradient(base: JaxFunction, wrt: tuple[int, ...]) -> Callable[..., li
     return primal
 
 
-def _jvp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
+def _jvp_function(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
     def tangents(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(wrt)
         arguments, given = arrays[:count], arrays[count:]

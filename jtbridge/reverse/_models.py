@@ -144,14 +144,12 @@ def _of_tree(model: Any) -> Model:
     """Return a model that is a callable pytree, such as a model of Equinox."""
 
     def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
-        return _equinox_mode(params, mode)(*args, **kwargs), state, None
+        equinox = sys.modules.get("equinox")
+        if equinox is not None and mode is not None:
+            params = equinox.nn.inference_mode(params, value=not mode)
+        return params(*args, **kwargs), state, None
 
     return Model(type(model).__name__, model, None, apply, lambda params, state: params, None, lambda train: train)
-
-
-def _equinox_mode(model: Any, train: bool | None) -> Any:
-    equinox = sys.modules.get("equinox")
-    return model if equinox is None or train is None else equinox.nn.inference_mode(model, value=not train)
 
 
 def _of_nnx(model: Any, nnx: Any) -> Model:

@@ -125,8 +125,8 @@ class TensorTree:
             is_array = isinstance(leaf, jax.Array | np.ndarray)
             self._leaves.append(None if is_array else leaf)
             if is_array:
-                names = [_name(step) for step in (path[:-1] if drop else path)] or ["value"]
-                self.entries.append(_add(module, names, leaf, train))
+                names = [_step_name(step) for step in (path[:-1] if drop else path)] or ["value"]
+                self.entries.append(_add_tensor(module, names, leaf, train))
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def __deepcopy__(self, memo: Any) -> TensorTree:
@@ -207,12 +207,12 @@ def _check_kept(what: str, new: Any, old: Any) -> None:
         )
 
 
-def _name(step: Any) -> str:
+def _step_name(step: Any) -> str:
     found = next((getattr(step, kind) for kind in ("key", "name", "idx") if hasattr(step, kind)), step)
     return str(found).replace(".", "_") or "_"
 
 
-def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
+def _add_tensor(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
     """Add a tensor to the submodule that a path names, and the submodules on the path that are missing."""
     holder, steps = module, []
     for name in path[:-1]:

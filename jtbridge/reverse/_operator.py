@@ -18,7 +18,7 @@ from jtbridge.core.jax_calls import OPERATOR
 from jtbridge.errors import DifferentiationError
 
 from ._autograd import Differentiated
-from ._jax_function import JaxFunction, empty_results, find, tensor_types
+from ._jax_function import JaxFunction, empty_results, find_function, tensor_types
 from ._tensors import common_device
 
 _NAME = OPERATOR.partition("::")[2]
@@ -33,13 +33,13 @@ def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.T
 
 
 @outside_dynamo
-def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
-    return find(function).run(tensors)
+def _run_by_handle(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
+    return find_function(function).run(tensors)
 
 
 @outside_dynamo
 def _fake(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
-    found = find(function)
+    found = find_function(function)
     return empty_results(found.result_types(tensor_types(tensors)), common_device(tensors, found.name))
 
 
@@ -48,14 +48,14 @@ def _batch(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], function: s
     del info
     dims = in_dims[0]
     moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(tensors, dims, strict=True)]
-    batched = find(function).batch(tuple(None if dim is None else 0 for dim in dims))
+    batched = find_function(function).batch(tuple(None if dim is None else 0 for dim in dims))
     results = call(batched, moved)
     return results, [0] * len(results)
 
 
 @outside_dynamo
 def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
-    found = find(function)
+    found = find_function(function)
 
     def below(of: JaxFunction) -> list[torch.Tensor]:
         return redispatch_below_autograd(JAX_CALL, keyset, list(tensors), of.handle)
@@ -71,13 +71,13 @@ def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> li
 
 def _refuse_batches_of_gradients(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
     raise DifferentiationError(
-        f"`{find(function).name}`, a JAX function, is differentiated for several cotangents or tangents at once by "
-        "`torch.autograd` (`is_grads_batched=True`, or `vectorize=True` of `torch.autograd.functional`). Use "
+        f"`{find_function(function).name}`, a JAX function, is differentiated for several cotangents or tangents at "
+        "once by `torch.autograd` (`is_grads_batched=True`, or `vectorize=True` of `torch.autograd.functional`). Use "
         "`torch.func`: `vmap`, `jacrev`, `jacfwd` or `hessian`."
     )
 
 
-_LIBRARY.impl(_NAME, _run, "CompositeExplicitAutograd")
+_LIBRARY.impl(_NAME, _run_by_handle, "CompositeExplicitAutograd")
 _LIBRARY.impl(_NAME, _autograd, "Autograd", with_keyset=True)
 _LIBRARY.impl(_NAME, _refuse_batches_of_gradients, "Batched")
 torch.library.register_fake(OPERATOR, _fake, lib=_LIBRARY)

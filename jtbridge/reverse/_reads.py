@@ -71,10 +71,6 @@ class TensorReads:
         """Return the tensors that require a gradient, and whose values JAX got without a `detach`."""
         return [tensor for tensor in _alive(self._attached) if tensor.requires_grad]
 
-    def shapes_without_gradient(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors of `without_gradient`, and those in `derived`."""
-        return [*(tuple(tensor.shape) for tensor in self.without_gradient()), *self.derived]
-
 
 def _alive(table: dict[int, weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for reference in list(table.values()) if (tensor := reference()) is not None]
@@ -147,7 +143,7 @@ def warn_of_missing_gradients(name: str, reads: TensorReads) -> bool:
         name: the name of the function.
         reads: the tensors that it reads.
     """
-    shapes = reads.shapes_without_gradient()
+    shapes = [*(tuple(x.shape) for x in reads.without_gradient()), *reads.derived]
     if not shapes:
         return False
     shown = ", ".join(map(str, shapes[:3])) + ", ..." * (len(shapes) > 3)

@@ -15,7 +15,7 @@ from jtbridge.core.dtypes import has_torch_dtype
 from jtbridge.core.positions import replaced
 from jtbridge.core.signals import raise_if_from_signal
 
-from ._jax_function import JaxFunction, Types, _conj, in_own_memory, inexact_positions, types_of
+from ._jax_function import JaxFunction, Types, conj_if_complex, in_own_memory, inexact_positions, types_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class ForwardWithResiduals(JaxFunction):
         results = replaced(results, outs, found)
         leaves, tree = jax.tree.flatten(linear)
         residuals: list[Any] = []
-        sources = tuple(_source(leaf, arrays, results, residuals) for leaf in leaves)
+        sources = tuple(_residual_source(leaf, arrays, results, residuals) for leaf in leaves)
         if not all(has_torch_dtype(x.dtype) for x in residuals):
             return results, self._trace_of(Layout(function, types))
         layout = Layout(function, types, tree, sources, types_of(active), outs)
@@ -148,7 +148,7 @@ def with_residuals(base: JaxFunction, wrt: tuple[int, ...]) -> ForwardWithResidu
     return base.derive(("forward", wrt), lambda: ForwardWithResiduals(base, wrt))
 
 
-def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) -> tuple[str, Any]:
+def _residual_source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) -> tuple[str, Any]:
     if not isinstance(leaf, jax.core.Tracer):
         return "constant", leaf
     for kind, values in (("argument", arrays), ("result", results), ("residual", residuals)):
@@ -179,6 +179,6 @@ def _pullback(layout: Layout, outs: tuple[int, ...]) -> Callable[..., list[Any]]
             return tuple(results[i] for i in chosen)
 
         pull = jax.linear_transpose(to_chosen, *tangents)
-        return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, arrays[count:])))])
+        return in_own_memory([conj_if_complex(x) for x in pull(tuple(map(conj_if_complex, arrays[count:])))])
 
     return gradients

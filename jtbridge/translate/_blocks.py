@@ -55,7 +55,7 @@ def run_blocks(
         keys: returns the key of a draw from its number.
         scan: whether a scan runs the blocks, over inputs stacked in each call; otherwise each block is a call.
     """
-    each = (_scanned if scan else _called)(_Blocks.of(repetition, values), _block(repetition, run, keys))
+    each = (_scanned if scan else _called)(_Blocks.of(repetition, values), _block_function(repetition, run, keys))
     return {
         nodes[i]: value
         for nodes, results in zip(repetition.blocks, each, strict=True)
@@ -97,7 +97,7 @@ class _Blocks:
         )
 
 
-def _block(repetition: Repetition, run: Run, keys: Keys) -> _Block:
+def _block_function(repetition: Repetition, run: Run, keys: Keys) -> _Block:
     """Return one block as a function from ``(carry, own, numbers, shared)`` to the next carry and the results."""
     carries = sum(x.carried is not None for x in repetition.inputs)
 

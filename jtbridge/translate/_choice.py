@@ -69,7 +69,7 @@ def choose_runner(
     workload = island.workload.of_rows(math.prod(batch.size for batch in batches))
     times = None
     if platform == "cpu" and one_device and takes_long(workload, platform):
-        times = _times(fn, lowered, measures)
+        times = _operator_times(fn, lowered, measures)
     if times is None:
         by_rows = any(batch in fn.base.cache.sequential for batch in batches)
         reason = None if by_rows else faster_reason(workload, platform)
@@ -90,7 +90,7 @@ def _batches(fn: TorchFunction) -> list[Vmap]:
     return found
 
 
-def _times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | None:
+def _operator_times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | None:
     """Return the times that were measured for an operator; None if there are none."""
     key = _key_of_times(fn)
     path = tuning.folder() / f"{key['operator']}-{tuning.digest(key)}.json"
@@ -135,7 +135,7 @@ def _key_of_times(fn: TorchFunction) -> dict[str, Any]:
         "processor": _processor(),
         "threads of torch": torch.get_num_threads(),
         "threads of XLA": _threads_of_xla(),
-        "versions": _versions(),
+        "versions": _library_versions(),
     }
 
 
@@ -158,7 +158,7 @@ def _threads_of_xla() -> list[str]:
     return [str(cores), os.environ.get("NPROC", ""), *sorted(flags)]
 
 
-def _versions() -> dict[str, str]:
+def _library_versions() -> dict[str, str]:
     return {
         "jtbridge": version.__version__,
         "jax": jax.__version__,

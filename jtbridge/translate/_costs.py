@@ -157,30 +157,30 @@ def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
     return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d"
 
 
-def _products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
+def _count_products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
     # One row of weights is used for each element: of the input if the convolution is transposed, else of the result.
     elements = x.numel() if transposed else result.numel()
     return elements * math.prod(weight.shape[1:])
 
 
 def _of_convolution(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    x, weight = _arguments(node)[:2]
+    x, weight = _tensor_arguments(node)[:2]
     *_, transposed, _, groups = node.args
     return (
         _form(weight, bool(transposed), int(groups)),  # type: ignore[arg-type]
-        _products(x, weight, node.meta["val"], bool(transposed)),
+        _count_products(x, weight, node.meta["val"], bool(transposed)),
     )
 
 
 def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    grad, x, weight = _arguments(node)[:3]
+    grad, x, weight = _tensor_arguments(node)[:3]
     *_, transposed, _, groups, mask = node.args
     wanted = [name for name, is_wanted in zip(("input", "weight"), mask, strict=False) if is_wanted]  # type: ignore[arg-type]
     form = _form(weight, bool(transposed), int(groups))  # type: ignore[arg-type]
-    return f"{form} by {' and '.join(wanted) or 'bias'}", _products(x, weight, grad, bool(transposed))
+    return f"{form} by {' and '.join(wanted) or 'bias'}", _count_products(x, weight, grad, bool(transposed))
 
 
-def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+def _of_matmul(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     first, second = _array_nodes(node)[-2:]
     kind = "first transposed" if is_transposed(first) else ""  # such as in the gradient of a weight
     return kind, node.meta["val"].numel() * _tensor_of(second).shape[-2]
@@ -188,7 +188,7 @@ def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     first, causal = (1, 7) if "backward" in str(node.target) else (0, 4)
-    query, key = _arguments(node)[first : first + 2]
+    query, key = _tensor_arguments(node)[first : first + 2]
     is_causal = node.args[causal] if len(node.args) > causal else node.kwargs.get("is_causal", False)
     return "causal" if is_causal else "", query.numel() * key.shape[-2]
 
@@ -222,7 +222,7 @@ def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     return "", max(x.numel() for x in every)
 
 
-def _arguments(node: fx.Node) -> list[torch.Tensor]:
+def _tensor_arguments(node: fx.Node) -> list[torch.Tensor]:
     """Return the tensors among the positional arguments; a tensor that is passed twice occurs twice."""
     return [_tensor_of(x) for x in _array_nodes(node)]
 
@@ -240,7 +240,7 @@ _MEASURES: dict[str, Callable[[fx.Node, list[torch.Tensor]], tuple[str, int]]] =
     "aten.convolution_backward.default": _of_convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _of_attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _of_attention,
-    **dict.fromkeys([f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm")], _of_product),
+    **dict.fromkeys([f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm")], _of_matmul),
     **dict.fromkeys([f"aten.{name}" for name in _ALONG_ROWS], _of_rows),
     **dict.fromkeys([f"aten.max_pool{n}d_with_indices.default" for n in (2, 3)], _of_max_pool),
     **dict.fromkeys(("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"), _of_index),

@@ -58,12 +58,12 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
     def over_batch(*args: Any, **kwargs: Any) -> Any:
         return torch.vmap(row, tree.unflatten(dims))(args, kwargs)
 
-    return _graph_of(over_batch, tree.unflatten(whole))
+    return _graph_of_function(over_batch, tree.unflatten(whole))
 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:
     """Return the graph of a node's decomposition, whose nodes get the origin of the node."""
-    module = _graph_of(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
+    module = _graph_of_function(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
     draws = 0
     for inner in module.graph.nodes:
         notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}
@@ -92,7 +92,7 @@ def _like(value: Any) -> Any:
 def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
     """Return the graph of a fused chain. It is cached because a model has many equal chains."""
     plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
-    module = _graph_of(FUSABLE_FUNCTIONS[name], (plain, {}))
+    module = _graph_of_function(FUSABLE_FUNCTIONS[name], (plain, {}))
     for inner in module.graph.nodes:
         inner.meta.pop("custom", None)  # it would be the origin of the first such chain
     return module
@@ -104,7 +104,7 @@ def tensor_inputs(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor)]
 
 
-def _graph_of(function: Callable | None, plain: Any) -> fx.GraphModule:
+def _graph_of_function(function: Callable | None, plain: Any) -> fx.GraphModule:
     """Return the graph of a function whose inputs are the tensors in the arguments `plain`."""
     assert function is not None
     filled, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)

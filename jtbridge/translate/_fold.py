@@ -32,14 +32,14 @@ def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
             constant.add(node)
     wanted = [n for n in nodes if n in constant and _is_computed(n) and not constant.issuperset(n.users)]
     values: dict[fx.Node, torch.Tensor] = {}
-    for node in _in_order(nodes, wanted):
-        value = _value(node, values)
+    for node in _with_dependencies(nodes, wanted):
+        value = _computed_value(node, values)
         if isinstance(value, torch.Tensor):
             values[node] = value
     return {node: values[node] for node in wanted if node in values}
 
 
-def needed(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.Node]:
+def needed_nodes(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.Node]:
     """Return the nodes on which a graph's results depend, given the values of `known` nodes. Inputs are kept."""
     used = set[fx.Node]()
     for node in reversed(nodes):
@@ -50,7 +50,7 @@ def needed(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.No
     return [node for node in nodes if node in used]
 
 
-def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.Node]:
+def _with_dependencies(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.Node]:
     """Return the `wanted` nodes and all nodes on which they depend, in order."""
     used = set(wanted)
     for node in reversed(nodes):
@@ -89,7 +89,7 @@ def _is_small(value: Any) -> bool:
     )
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
+def _computed_value(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
     """Return the value of a node, computed by torch; None if torch has no kernel for it."""
     if node.op == "get_attr":
         return getattr(node.graph.owning_module, str(node.target)).detach().cpu()

@@ -28,14 +28,14 @@ from jtbridge.lowerings import Lowering, find, find_kernel
 
 from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
-from ._fold import folded, needed
+from ._fold import folded, needed_nodes
 from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, workload_for_torch
-from ._operators import describe, is_known, obstacle, without_lowering
+from ._operators import describe_node, is_known, obstacle, without_lowering
 from ._regions import bind_region, regions_of
 from ._repetition import Repetition, with_repetitions
 
 
-def _constant(tensor: torch.Tensor) -> np.ndarray:
+def _numpy_constant(tensor: torch.Tensor) -> np.ndarray:
     if is_zero(tensor):
         return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
     if isinstance(tensor, FakeTensor):
@@ -45,7 +45,7 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     return to_numpy(tensor.cpu())
 
 
-def _as_array(value: Any) -> jax.Array:
+def _constant_array(value: Any) -> jax.Array:
     """Return a constant as an array, or as a broadcast number if all its elements have the same bits.
 
     Bits are compared because 0.0 and -0.0 differ, but are equal for ``==``.
@@ -55,7 +55,7 @@ def _as_array(value: Any) -> jax.Array:
         if (elements == elements[0]).all():
             return jnp.full(value.shape, value.flat[0])
         if value.dtype.kind == "c" and _has_negative_zero(value):
-            return jax.lax.complex(_as_array(np.real(value)), _as_array(np.imag(value)))
+            return jax.lax.complex(_constant_array(np.real(value)), _constant_array(np.imag(value)))
         if _has_negative_zero(value):
             # XLA merges constants that compare equal, so it could use [0.0, 1.0] for [-0.0, 1.0]. Their bits differ.
             bits = jax.lax.optimization_barrier(jnp.asarray(value.view(f"u{value.itemsize}")))
@@ -106,11 +106,11 @@ class Interpretation:
         self._name = name
         self._seed = seed  # the position of the input from which random operators draw
         known = folded(list(module.graph.nodes))
-        self._nodes = needed(list(module.graph.nodes), known)
-        self._constants = {node: _constant(value.detach()) for node, value in known.items()}
+        self._nodes = needed_nodes(list(module.graph.nodes), known)
+        self._constants = {node: _numpy_constant(value.detach()) for node, value in known.items()}
         for node in self._nodes:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
-                self._constants[node] = _constant(value.detach())
+                self._constants[node] = _numpy_constant(value.detach())
         self._scans = blocks == "scan"
         is_inline = blocks == "inline" or regions_of(module)
         self._steps = list(self._nodes) if is_inline else with_repetitions(self._nodes, self._constants)
@@ -137,7 +137,7 @@ class Interpretation:
             elif node.op == "placeholder":
                 values[node] = next(inputs)
             elif node in self._constants:
-                values[node] = _as_array(self._constants[node])
+                values[node] = _constant_array(self._constants[node])
             elif node.op == "output":
                 return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
             else:
@@ -169,7 +169,7 @@ class Interpretation:
             except TranslationError as error:
                 if self._islands_of is None or ineligible_reason(node) is not None:
                     raise
-                return self._island(node, values, f"{describe(node)} cannot be translated here: {error}")
+                return self._island(node, values, f"{describe_node(node)} cannot be translated here: {error}")
 
     def _lowered(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
         """Return the value of an operator by its lowering, or by the lowerings of its decomposition."""
@@ -192,13 +192,13 @@ class Interpretation:
             raise_if_from_signal(error)
             if "jax_shapes" in node.meta:  # symbolic sizes: the error's text would be about JAX's inner program
                 raise TranslationError(
-                    f"`{self._name}`: the lowering of {describe(node)} does not take these symbolic sizes. Give the "
-                    "size as a number, or write the operator in another way."
+                    f"`{self._name}`: the lowering of {describe_node(node)} does not take these symbolic sizes. Give "
+                    "the size as a number, or write the operator in another way."
                 ) from error
-            raise _failure(lowering)(
-                f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
+            raise _failure_class(lowering)(
+                f"`{self._name}`: the lowering of {describe_node(node)} failed: {type(error).__name__}: {error}"
             ) from error
-        _check(node, value, _failure(lowering))
+        _check_value(node, value, _failure_class(lowering))
         return value
 
     def _island_reason(self, node: fx.Node) -> str | None:
@@ -213,7 +213,7 @@ class Interpretation:
         """Return the value of a node that torch runs."""
         assert self._islands_of is not None
         value = bind_island(node, self._islands_of, values, reason)
-        _check(node, value)
+        _check_value(node, value)
         return value
 
     def _decomposed(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
@@ -221,7 +221,7 @@ class Interpretation:
         module = decomposition(node)
         reason = obstacle(module)
         if reason is not None:
-            raise TranslationError(f"`{self._name}`: in the decomposition of {describe(node)}, {reason}")
+            raise TranslationError(f"`{self._name}`: in the decomposition of {describe_node(node)}, {reason}")
         arrays = [values[x] for x in tensor_inputs(node)]
         run = self._runner(module, keys)
         if has_batching_rule(node.target):  # type: ignore[arg-type]
@@ -242,7 +242,7 @@ class Interpretation:
             module = batched_decomposition(node, size, batched)
             reason = obstacle(module)
             if reason is not None:
-                raise TranslationError(f"`{self._name}`: in the batching rule of {describe(node)}, {reason}")
+                raise TranslationError(f"`{self._name}`: in the batching rule of {describe_node(node)}, {reason}")
             results = self._runner(module, keys)(*arrays)
             return results, [True] * len(results)
 
@@ -279,25 +279,27 @@ def _scope(node: fx.Node) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _failure(lowering: Lowering | None) -> type[TranslationError | LoweringError]:
+def _failure_class(lowering: Lowering | None) -> type[TranslationError | LoweringError]:
     """Return the exception class for a failed lowering. If the lowering is jtbridge's, torch may run the operator."""
     return TranslationError if lowering is None or lowering.is_own else LoweringError
 
 
-def _check(node: fx.Node, value: Any, error: type[TranslationError | LoweringError] = TranslationError) -> None:
+def _check_value(node: fx.Node, value: Any, error: type[TranslationError | LoweringError] = TranslationError) -> None:
     """Raise unless a node's value has the shapes and dtypes that torch gave the node."""
     got, expected = _flat(value), _flat(node.meta.get("val"))
     if len(got) != len(expected):
-        raise error(f"the lowering of {describe(node)} gave {len(got)} results where torch has {len(expected)}")
+        raise error(f"the lowering of {describe_node(node)} gave {len(got)} results where torch has {len(expected)}")
     for array, tensor in zip(got, expected, strict=True):
         if not isinstance(tensor, torch.Tensor) or (array is None and error is TranslationError):
             continue
         shape, dtype = tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result")
         if array is None or not hasattr(array, "dtype"):
-            raise error(f"the lowering of {describe(node)} gave {kind_of(array)} where torch has {dtype}{list(shape)}")
+            raise error(
+                f"the lowering of {describe_node(node)} gave {kind_of(array)} where torch has {dtype}{list(shape)}"
+            )
         if not _same_shape(jnp.shape(array), shape) or array.dtype != dtype:
             raise error(
-                f"the lowering of {describe(node)} gave {array.dtype}{list(jnp.shape(array))} where torch has "
+                f"the lowering of {describe_node(node)} gave {array.dtype}{list(jnp.shape(array))} where torch has "
                 f"{dtype}{list(shape)}"
             )
 

@@ -206,7 +206,7 @@ def workload_for_torch(node: fx.Node) -> Workload | None:
     """
     workload = workload_of(node)
     can = workload is not None and may_be_faster(workload) and ineligible_reason(node) is None and not _may_crash(node)
-    return workload if can and not any(_repeats(tensor_of(x)) for x in node.all_input_nodes) else None
+    return workload if can and not any(_repeats_elements(tensor_of(x)) for x in node.all_input_nodes) else None
 
 
 def _may_crash(node: fx.Node) -> bool:
@@ -215,7 +215,7 @@ def _may_crash(node: fx.Node) -> bool:
     return is_gradient and bool(node.args[4] == _REFLECTION)
 
 
-def _repeats(x: Any) -> bool:
+def _repeats_elements(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True))
 
 
@@ -267,7 +267,7 @@ def _bind(
     inputs = list(node.all_input_nodes)
     results, used = _results(node), _used(node)
     with forgetting_graph_sources():
-        module = _graph(node, inputs, used)
+        module = _graph_of_operator(node, inputs, used)
     island = Island(
         owner=owner,
         module=module,
@@ -304,7 +304,7 @@ def is_forced(node: fx.Node) -> bool:
     return rule is not None and rule(node) and ineligible_reason(node) is None
 
 
-def _graph(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.GraphModule:
+def _graph_of_operator(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.GraphModule:
     """Return the graph of one operator: from its tensors to those results that are used."""
     graph = fx.Graph()
     is_custom = node.target.namespace not in ("aten", "prims")  # type: ignore[union-attr]

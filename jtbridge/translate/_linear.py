@@ -49,14 +49,14 @@ def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
         return f"it has no graph that could show that it is linear: {error}"
     for node in reached:
         if node.meta.get("detached"):
-            return f"it detaches a tensor from autograd{_line(node)}, so its derivative leaves a part out"
+            return f"it detaches a tensor from autograd{_line_suffix(node)}, so its derivative leaves a part out"
     nonlinear = next((node for node in reached if not _is_linear(node, reached)), None)
     if nonlinear is None or _is_transposed_by_jax(fn, wrt):
         return None
-    return f"operator `{nonlinear.target}`{_line(nonlinear)} is not linear, or not known to be"
+    return f"operator `{nonlinear.target}`{_line_suffix(nonlinear)} is not linear, or not known to be"
 
 
-def _line(node: fx.Node) -> str:
+def _line_suffix(node: fx.Node) -> str:
     line = origin(node).get("line")
     return f" ({line})" if line else ""
 
@@ -68,7 +68,7 @@ def _reached(module: fx.GraphModule, wrt: tuple[int, ...]) -> dict[fx.Node, None
     reached: dict[fx.Node, None] = {}
     for node in module.graph.nodes:
         depends = any(x in reached for x in node.all_input_nodes) and node.op == "call_function"
-        if node in differentiated or (depends and _name(node) not in _TYPE_ONLY):
+        if node in differentiated or (depends and _packet_name(node) not in _TYPE_ONLY):
             reached[node] = None
     return reached
 
@@ -87,7 +87,7 @@ def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
         return differentiated == {0}
     if overload_name(node.target) in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
         return False  # a rounded quotient, or a scatter that multiplies
-    terms, factors = _LINEAR.get(_name(node), ((), ()))
+    terms, factors = _LINEAR.get(_packet_name(node), ((), ()))
     return differentiated <= {*terms, *factors} and len(differentiated & {*factors}) <= 1
 
 
@@ -97,7 +97,7 @@ def _nodes_in(arg: Any) -> Sequence[fx.Node]:
     return [arg] if isinstance(arg, fx.Node) else []
 
 
-def _name(node: fx.Node) -> str:
+def _packet_name(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.").partition(".")[0]
 
 

@@ -65,7 +65,7 @@ def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:
     device = jax.local_devices(backend="cpu")[0]
     by_torch = functools.partial(torch_island_p.bind, fn=fn, lowered=None)
     with jax_semantics(precision(fn.base)):
-        arrays = [jax.device_put(x, device) for x in operands(fn)]
+        arrays = [jax.device_put(x, device) for x in random_operands(fn)]
         # If a program has a callback, a call of `jit(f).lower(...).compile()` takes 60 us longer than one of `jit(f)`.
         programs = [jax.jit(jaxpr_as_fun(lowered)), jax.jit(by_torch)]
         times: list[float] = [math.inf, math.inf]
@@ -73,11 +73,11 @@ def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:
             for i, program in enumerate(programs):
                 time.sleep(_SETTLE_SECONDS)
                 jax.block_until_ready(program(*arrays))
-                times[i] = min(times[i], _form_to_run(program, arrays))
+                times[i] = min(times[i], _fastest_seconds(program, arrays))
     return Times(*(1e3 * seconds for seconds in times))
 
 
-def _form_to_run(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
+def _fastest_seconds(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
     """Return the seconds of the fastest call in one turn."""
     fastest, end = math.inf, time.perf_counter() + _TURN_SECONDS
     while True:
@@ -89,7 +89,7 @@ def _form_to_run(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> fl
             return fastest
 
 
-def operands(fn: TorchFunction) -> list[np.ndarray]:
+def random_operands(fn: TorchFunction) -> list[np.ndarray]:
     """Return random operands of an island or of a batch of it, with values that its operator accepts."""
     island = island_of(fn)
     (call,) = (node for node in island.module.graph.nodes if isinstance(node.target, OpOverload))
@@ -97,7 +97,7 @@ def operands(fn: TorchFunction) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     rows = len(fn.in_types)
     below = _index_bound(call, name) if rows > 1 else 100
-    arrays = [_random(random, type_, below) for type_ in fn.in_types]
+    arrays = [_random_array(random, type_, below) for type_ in fn.in_types]
     if "linalg" in name:  # a matrix that can be inverted, and is positive definite
         size = min(arrays[0].shape[-2:])
         arrays[0] = arrays[0] + size * np.eye(*arrays[0].shape[-2:], dtype=arrays[0].dtype)
@@ -106,7 +106,7 @@ def operands(fn: TorchFunction) -> list[np.ndarray]:
     return arrays
 
 
-def _random(random: np.random.Generator, type_: ArrayType, below: int) -> np.ndarray:
+def _random_array(random: np.random.Generator, type_: ArrayType, below: int) -> np.ndarray:
     """Return random numbers: of mean 0 and from -1 to 1, or integers from 0 to `below`."""
     if type_.dtype.kind in "iu":
         return random.integers(0, min(below, np.iinfo(type_.dtype).max), type_.shape, type_.dtype)

@@ -15,7 +15,7 @@ from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.lowerings import find
 
 from ._decompose import decomposable, decomposition
-from ._fold import folded, needed
+from ._fold import folded, needed_nodes
 from ._islands import ineligible_reason
 from ._regions import reason_for_region, region_of, regions_of
 
@@ -70,8 +70,8 @@ class OperatorCounts:
     def __init__(self, module: fx.GraphModule):
         nodes = list(filter(_is_operator, _nodes_to_run(module)))
         inside = [node for region in regions_of(module) for node in region_of(region).graph.nodes if _is_operator(node)]
-        self.all = dict(collections.Counter(_name(node) for node in (*nodes, *inside)).most_common())
-        self.decomposed = tuple(sorted({_name(n) for n in nodes if not has_lowering(n) and decomposable(n)}))
+        self.all = dict(collections.Counter(_operator_name(node) for node in (*nodes, *inside)).most_common())
+        self.decomposed = tuple(sorted({_operator_name(n) for n in nodes if not has_lowering(n) and decomposable(n)}))
         self.missing = tuple(sorted(set(_missing(module))))
 
 
@@ -80,30 +80,30 @@ def has_lowering(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and find(node.target) is not None
 
 
-def describe(node: fx.Node) -> str:
+def describe_node(node: fx.Node) -> str:
     """Return the name of a node's operator, and the place in the user's code that called it."""
     notes = origin(node)
     places = [text for text in (notes.get("module"), notes.get("line")) if text]
-    return f"operator `{_name(node)}`" + (f" ({', '.join(places)})" if places else "")
+    return f"operator `{_operator_name(node)}`" + (f" ({', '.join(places)})" if places else "")
 
 
 def _nodes_to_run(module: fx.GraphModule) -> list[fx.Node]:
     """Return the nodes that the results depend on, without folded constants, in order."""
     nodes = list(module.graph.nodes)
     known = folded(nodes)
-    return [node for node in needed(nodes, known) if node not in known]
+    return [node for node in needed_nodes(nodes, known) if node not in known]
 
 
 def _missing(module: fx.GraphModule) -> Iterator[str]:
     for node in filter(_is_operator, _nodes_to_run(module)):
         if not is_known(node):
-            yield _name(node)
+            yield _operator_name(node)
         elif not has_lowering(node):
             try:
                 parts = decomposition(node)
             except Exception as error:  # noqa: BLE001  (torch's code for it does not take such arguments)
                 raise_if_from_signal(error)
-                yield _name(node)
+                yield _operator_name(node)
             else:
                 yield from _missing(parts)
 
@@ -122,7 +122,8 @@ def without_lowering(node: fx.Node) -> str:
     call = f"call torch instead: {_CALL}"
     if _written(node) is not None:
         return (
-            f"{describe(node)} writes to its arguments, which no lowering can. Use one that returns a copy, or {call}"
+            f"{describe_node(node)} writes to its arguments, which no lowering can. Use one that returns a copy, or "
+            f"{call}"
         )
     if isinstance(node.target, types.FunctionType | types.BuiltinFunctionType):
         return (
@@ -130,10 +131,10 @@ def without_lowering(node: fx.Node) -> str:
             "size as a number, or compute it without floats"
         )
     if not isinstance(node.target, OpOverload):
-        return f"{describe(node)} takes functions, and has no lowering. Write the function without it, or {call}"
+        return f"{describe_node(node)} takes functions, and has no lowering. Write the function without it, or {call}"
     return (
-        f"{describe(node)} has no lowering. Register one with `jtbridge.register_lowering(torch.ops.{node.target})`, "
-        f"or {call}"
+        f"{describe_node(node)} has no lowering. Register one with "
+        f"`jtbridge.register_lowering(torch.ops.{node.target})`, or {call}"
     )
 
 
@@ -144,5 +145,5 @@ def _written(node: fx.Node) -> OpOverload | None:
     return node.args[0]
 
 
-def _name(node: fx.Node) -> str:
+def _operator_name(node: fx.Node) -> str:
     return str(_written(node) or node.target)

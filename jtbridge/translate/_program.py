@@ -88,8 +88,8 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
     key = translation_key(fn, kernels)
     if key not in cache:
         try:
-            with _only(kernels):
-                cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels is not False), fn)
+            with _only_kernels(kernels):
+                cache[key] = _traced_in_jax(_run_of(_batching_outermost(fn), kernels is not False), fn)
         except TranslationError as error:
             cache[key] = copy.copy(error)  # without its traceback
         except JtbridgeError:  # the error is addressed to the user, and other backends would raise it too
@@ -110,7 +110,7 @@ def translation_key(
     return fn, kernels, precision(fn.base), may_be_tuned()
 
 
-def _only(kernels: bool | frozenset[str]) -> contextlib.AbstractContextManager[None]:
+def _only_kernels(kernels: bool | frozenset[str]) -> contextlib.AbstractContextManager[None]:
     if isinstance(kernels, bool):
         return contextlib.nullcontext()
     from jtbridge.kernels._proofs import only
@@ -174,26 +174,26 @@ def precision(traced: TracedFunction) -> str:
 _PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
 
 
-def _normalised(fn: TorchFunction) -> Batched | TorchFunction:
+def _batching_outermost(fn: TorchFunction) -> Batched | TorchFunction:
     """Return `fn` with its batching outermost."""
     match fn:
         case Vmap():
             out_dims = tuple("sum" if i in fn.summed else 0 for i in range(len(fn.out_types)))
-            return Batched(fn.fn, _normalised(fn.fn), fn.dims, out_dims, fn.size)
+            return Batched(fn.fn, _batching_outermost(fn.fn), fn.dims, out_dims, fn.size)
         case Jvp():
-            return _jvp(_normalised(fn.fn), fn.wrt, fn.outs)
+            return _jvp_of_batch(_batching_outermost(fn.fn), fn.wrt, fn.outs)
         case Vjp():
-            return _vjp(_normalised(fn.fn), fn.wrt, fn.outs)
+            return _vjp_of_batch(_batching_outermost(fn.fn), fn.wrt, fn.outs)
     return fn
 
 
 # (x, dx) -> Df(x) dx  of a batch is the batch of this map, also for a sum over the batch, which is linear.
-def _jvp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
+def _jvp_of_batch(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
     if not isinstance(fn, Batched):
         return Jvp(fn, wrt, outs)
     return Batched(
         Jvp(fn.source, wrt, outs),
-        _jvp(fn.inner, wrt, outs),
+        _jvp_of_batch(fn.inner, wrt, outs),
         (*fn.in_dims, *(fn.in_dims[i] for i in wrt)),
         tuple(fn.out_dims[o] for o in outs),
         fn.size,
@@ -202,13 +202,13 @@ def _jvp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...
 
 # (x, ct) -> ct Df(x)  of a batch: the gradient of an argument that all rows share is the sum of the rows' gradients.
 # All rows share the cotangent of a result that is a sum.
-def _vjp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
+def _vjp_of_batch(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
     if not isinstance(fn, Batched):
         return Vjp(fn, wrt, outs)
     cotangent_dims = [None if (dim := fn.out_dims[o]) == "sum" else dim for o in outs]
     return Batched(
         Vjp(fn.source, wrt, outs),
-        _vjp(fn.inner, wrt, outs),
+        _vjp_of_batch(fn.inner, wrt, outs),
         (*fn.in_dims, *cotangent_dims),  # type: ignore[arg-type]
         tuple("sum" if (dim := fn.in_dims[i]) is None else dim for i in wrt),
         fn.size,
@@ -241,12 +241,12 @@ def _batched_run(fn: Batched, kernels: bool) -> Run:
         if fn.size == 0:
             return [_of_no_rows(type_, dim) for type_, dim in zip(fn.source.out_types, fn.out_dims, strict=True)]
         columns = jax.vmap(row, in_axes=fn.in_dims, out_axes=0, axis_size=fn.size)(*arrays)
-        return [_placed(column, dim) for column, dim in zip(columns, fn.out_dims, strict=True)]
+        return [_place_batch(column, dim) for column, dim in zip(columns, fn.out_dims, strict=True)]
 
     return run
 
 
-def _placed(column: jax.Array, dim: int | str) -> jax.Array:
+def _place_batch(column: jax.Array, dim: int | str) -> jax.Array:
     if dim == "sum":
         return jnp.sum(column, axis=0, dtype=column.dtype)
     return jnp.moveaxis(column, 0, int(dim))

@@ -43,7 +43,7 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     submodules: dict[str, fx.GraphModule] = {}
     copies: dict[fx.Node, fx.Node] = {}
-    for part in _parts(nodes):
+    for part in _runnable_parts(nodes):
         inputs, results = _border(part)
         if not any(map(is_data_dependent, (*inputs, *part))):
             for node in part:
@@ -51,11 +51,12 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
             continue
         reason = _ineligible_reason(part, inputs, results)
         if reason is not None:
-            raise TranslationError(f"{_reason(_first(part))}, and torch cannot run this part alone: {reason}")
+            cause = _dependence_reason(_first_dependent(part))
+            raise TranslationError(f"{cause}, and torch cannot run this part alone: {reason}")
         name = f"region_{len(submodules)}"
-        submodules[name] = _graph_of(part, inputs, results)
+        submodules[name] = _graph_of_region(part, inputs, results)
         call = graph.call_module(name, tuple(copies[x] for x in inputs))
-        call.meta = {"val": tuple(x.meta["val"] for x in results), "custom": origin(_first(part))}
+        call.meta = {"val": tuple(x.meta["val"] for x in results), "custom": origin(_first_dependent(part))}
         for i, node in enumerate(results):
             copies[node] = graph.call_function(operator.getitem, (call, i))
             copies[node].meta = {"val": node.meta["val"]}
@@ -80,7 +81,7 @@ def bind_region(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, A
     """
     module = region_of(node)
     inputs = module.graph.find_nodes(op="placeholder")
-    first = _first(list(module.graph.nodes))
+    first = _first_dependent(list(module.graph.nodes))
     others = [x.target for x in module.graph.nodes if isinstance(x.target, OpOverload) and x is not first]
     island = Island(
         owner=owner,
@@ -88,7 +89,7 @@ def bind_region(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, A
         in_types=tuple(array_type(x.meta["val"]) for x in inputs),
         out_types=tuple(map(array_type, node.meta["val"])),
         operators=(first.target, *others),  # type: ignore[arg-type]
-        reason=_reason(first),
+        reason=_dependence_reason(first),
     )
     return bind(island, [values[x] for x in node.args], None)  # type: ignore[index]
 
@@ -100,10 +101,10 @@ def regions_of(module: fx.GraphModule) -> list[fx.Node]:
 
 def reason_for_region(node: fx.Node) -> str:
     """Return why torch has to run a node that is a region."""
-    return _reason(_first(list(region_of(node).graph.nodes)))
+    return _dependence_reason(_first_dependent(list(region_of(node).graph.nodes)))
 
 
-def _reason(first: fx.Node) -> str:
+def _dependence_reason(first: fx.Node) -> str:
     line = origin(first).get("line")
     place = f"operator `{first.target}`" + (f" ({line})" if line else "")
     if isinstance(first.meta["val"], SYMBOLIC_NUMBERS):
@@ -111,7 +112,7 @@ def _reason(first: fx.Node) -> str:
     return f"the shape of a result of {place} depends on data, and XLA has fixed shapes alone"
 
 
-def _first(nodes: Sequence[fx.Node]) -> fx.Node:
+def _first_dependent(nodes: Sequence[fx.Node]) -> fx.Node:
     """Return the first node whose value has a size that depends on data, or is a number that depends on data."""
     return next(node for node in nodes if is_data_dependent(node))
 
@@ -119,7 +120,7 @@ def _first(nodes: Sequence[fx.Node]) -> fx.Node:
 # --- which nodes are one region -------------------------------------------------------------------------------------
 
 
-def _parts(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+def _runnable_parts(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Return the nodes of a graph in parts that can run one after another.
 
     A value that depends on data, its operator and its users are in one part; so are an operator and its results. Parts
@@ -179,7 +180,7 @@ def _has_custom_operators(part: Sequence[fx.Node]) -> bool:
     return any(isinstance(x.target, OpOverload) and x.target.namespace not in ("aten", "prims") for x in part)
 
 
-def _graph_of(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.GraphModule:
+def _graph_of_region(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.GraphModule:
     graph = fx.Graph()
     copies = graph_inputs(graph, inputs, with_strides=_has_custom_operators(part))
     for node in part:

@@ -99,7 +99,7 @@ def _scheduled(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, Any]) -> li
     of_inputs = set(order)
     late = set[fx.Node]()
     for node in nodes:
-        if _is_run(node, constants) and _is_view(node) and of_inputs.issuperset(node.all_input_nodes):
+        if _is_run(node, constants) and _is_view_or_item(node) and of_inputs.issuperset(node.all_input_nodes):
             of_inputs.add(node)
             late.add(node)
 
@@ -116,7 +116,7 @@ def _scheduled(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, Any]) -> li
     return order
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view_or_item(node: fx.Node) -> bool:
     if node.target in (from_bytes, operator.getitem, torch.ops.aten.reshape.default):
         return True
     return isinstance(node.target, OpOverload) and returns_view(node.target)
@@ -135,7 +135,7 @@ class _Graph:
     def __init__(self, nodes: Sequence[fx.Node], constants: Mapping[fx.Node, np.ndarray]):
         self.nodes = nodes
         self.position = {node: i for i, node in enumerate(nodes)}
-        self.arguments = [_arguments(node) for node in nodes]
+        self.arguments = [_argument_nodes(node) for node in nodes]
         known: dict[Any, int] = {}
         self.ids = np.array([known.setdefault(_signature(node), len(known)) for node in nodes])
         self.constants = constants
@@ -158,7 +158,7 @@ class _Graph:
         )
 
 
-def _arguments(node: fx.Node) -> list[fx.Node]:
+def _argument_nodes(node: fx.Node) -> list[fx.Node]:
     """Return the nodes in the arguments of a node, in order, as often as they occur."""
     found: list[fx.Node] = []
     map_arg((node.args, node.kwargs), found.append)  # type: ignore[arg-type]
@@ -170,13 +170,13 @@ def _signature(node: fx.Node) -> Any:
     if node.op != "call_function":
         return node  # equal only to itself
     notes = origin(node)
-    arguments = _arguments(node)
+    arguments = _argument_nodes(node)
     static = map_arg((node.args, node.kwargs), lambda _: _ARGUMENT)  # type: ignore[arg-type, return-value]
     return (
         node.target,
         repr(static),
-        tuple(_type(argument.meta.get("val")) for argument in arguments),
-        _type(node.meta.get("val")),
+        tuple(_type_key(argument.meta.get("val")) for argument in arguments),
+        _type_key(node.meta.get("val")),
         bool(notes.get("backward")),
         repr(notes.get("launch")),
         len(notes.get("draw", ())),
@@ -191,11 +191,11 @@ class _Argument:
 _ARGUMENT: Any = _Argument()
 
 
-def _type(value: Any) -> Any:
+def _type_key(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided else None
         return tuple(value.shape), value.dtype, strides, value.layout
-    return tuple(map(_type, value)) if isinstance(value, list | tuple) else repr(value)
+    return tuple(map(_type_key, value)) if isinstance(value, list | tuple) else repr(value)
 
 
 def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetition]:

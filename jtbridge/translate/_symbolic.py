@@ -76,7 +76,7 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
     Raises:
         TranslationError: the function cannot be translated, or only for some sizes.
     """
-    module, environment, symbols = _graph_of(traced, shapes)
+    module, environment, symbols = _graph_with_symbols(traced, shapes)
     _refuse_assumptions(traced, environment, symbols)
     reason = obstacle(module)
     if reason is not None:
@@ -104,7 +104,9 @@ def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Mappi
         )
 
 
-def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
+def _graph_with_symbols(
+    traced: TracedFunction, shapes: Sequence[Sequence[Any]]
+) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
     """Return the graph, the environment with torch's assumptions, and torch's symbol for each symbol of JAX."""
     sizes = [
         [(example, not isinstance(size, int)) for example, size in zip(type_.shape, shape, strict=True)]

@@ -19,14 +19,14 @@ _aten = torch.ops.aten
 
 def _forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x32 = wide(x)
-    mean = _mean(x32)
+    mean = _row_means(x32)
     away = _aten.sub.Tensor(x32, mean)
-    rstd = _aten.rsqrt.default(_aten.add.Tensor(_mean(_aten.pow.Tensor_Scalar(away, 2)), eps))
+    rstd = _aten.rsqrt.default(_aten.add.Tensor(_row_means(_aten.pow.Tensor_Scalar(away, 2)), eps))
     y = cast(_aten.mul.Tensor(wide(weight), _aten.mul.Tensor(away, rstd)), x.dtype)
     return y, rstd, mean
 
 
-def _mean(x: torch.Tensor) -> torch.Tensor:
+def _row_means(x: torch.Tensor) -> torch.Tensor:
     return _aten.mean.dim(x, [-1], True)
 
 
@@ -36,7 +36,7 @@ def _backward(
     away = _aten.sub.Tensor(wide(x), mean)
     by_weight = summed(_aten.mul.Tensor(wide(ct), _aten.mul.Tensor(away, rstd)), list(range(x.dim() - 1)))
     by_away = by_normalized(_aten.mul.Tensor(wide(ct), wide(weight)), away, rstd)
-    by_x = _aten.sub.Tensor(by_away, _mean(by_away))
+    by_x = _aten.sub.Tensor(by_away, _row_means(by_away))
     return cast(by_x, x.dtype), cast(by_weight, weight.dtype)
 
 
@@ -57,34 +57,34 @@ centered_norm = with_backward(
 )
 
 
-def in_float32(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
+def centered_in_float32(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
     """Match the chain for an x in float32.
 
-    If x was converted from half precision, this product is only a part of the chain that `rounded` matches.
+    If x was converted from half precision, this product is only a part of the chain that `centered_rounded` matches.
     """
-    x, eps = _normalized(matcher, h)
+    x, eps = _match_centered_normalized(matcher, h)
     matcher.demand(matcher.unwidened(x) is x)
-    return _operator(matcher, x, weight, eps)
+    return _centered_norm_match(matcher, x, weight, eps)
 
 
-def rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
+def centered_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """Match the chain for an x in half precision, which ends with a conversion back."""
     for h, scale in matcher.both_ways(product, "mul"):
         if matcher.sees(h, "mul"):
-            x32, eps = _normalized(matcher, h)
+            x32, eps = _match_centered_normalized(matcher, h)
             x = matcher.unwidened(x32)
             matcher.demand(out.dtype is x.dtype and isinstance(scale, torch.Tensor))
-            return _operator(matcher, x, matcher.unwidened(scale), eps)
+            return _centered_norm_match(matcher, x, matcher.unwidened(scale), eps)
     raise NoMatch
 
 
-def _operator(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Match:
+def _centered_norm_match(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Match:
     matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
     matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
     return lambda: centered_norm(x, weight, eps)[0]
 
 
-def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
+def _match_centered_normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
     """Match ``(x - mean) * rsqrt(variance + eps)`` and return x, which is in float32, and eps."""
     for away, rstd in matcher.both_ways(h, "mul"):
         if matcher.sees(rstd, "rsqrt"):

@@ -31,15 +31,16 @@ def _forward(
     top = _aten.amax.default(logits, [1], True)
     exponentials = _aten.exp.default(_aten.sub.Tensor(logits, top))
     log_sum = _aten.log.default(_aten.sum.dim_IntList(exponentials, [1], True))
-    log_p = _log_softmax(logits, top, log_sum)
-    return _loss(log_p, target, weight, reduction, ignore_index, smoothing), _aten.cat.default([top, log_sum], 1)
+    log_p = _log_probabilities(logits, top, log_sum)
+    loss = _composite_loss(log_p, target, weight, reduction, ignore_index, smoothing)
+    return loss, _aten.cat.default([top, log_sum], 1)
 
 
-def _log_softmax(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
+def _log_probabilities(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
     return _aten.sub.Tensor(_aten.sub.Tensor(logits, top), log_sum)
 
 
-def _loss(
+def _composite_loss(
     log_p: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> torch.Tensor:
     """Compute the loss as torch's composite ``cross_entropy_loss`` does."""
@@ -51,12 +52,12 @@ def _loss(
     if reduction:
         smooth = _aten.sum.default(smooth)
     if reduction == _REDUCTIONS["mean"]:
-        smooth = _aten.div.Tensor(smooth, _count(ignored))
+        smooth = _aten.div.Tensor(smooth, _count_not_ignored(ignored))
     smooth = _aten.mul.Tensor(smooth, smoothing / log_p.shape[1])
     return _aten.add.Tensor(_aten.mul.Tensor(loss, 1 - smoothing), smooth)
 
 
-def _count(ignored: torch.Tensor) -> torch.Tensor:
+def _count_not_ignored(ignored: torch.Tensor) -> torch.Tensor:
     return _aten.sum.default(_aten.bitwise_not.default(ignored))
 
 
@@ -71,7 +72,7 @@ def _backward(
     smoothing: float,
 ) -> tuple[torch.Tensor]:
     top, log_sum = (_aten.slice.Tensor(statistics, 1, i, i + 1) for i in range(2))
-    log_p = _log_softmax(wide(logits), top, log_sum)
+    log_p = _log_probabilities(wide(logits), top, log_sum)
     total = _aten.nll_loss_forward.default(log_p, target, weight, reduction, ignore_index)[1]
     by_loss = _aten.mul.Tensor(ct, 1 - smoothing) if smoothing else ct
     by_p = _aten.nll_loss_backward.default(by_loss, log_p, target, weight, reduction, ignore_index, total)
@@ -79,7 +80,7 @@ def _backward(
         ignored = _aten.eq.Scalar(target, ignore_index)
         by_smooth = _aten.mul.Tensor(ct, smoothing / log_p.shape[1])
         if reduction == _REDUCTIONS["mean"]:
-            by_smooth = _aten.div.Tensor(by_smooth, _count(ignored))
+            by_smooth = _aten.div.Tensor(by_smooth, _count_not_ignored(ignored))
         rows = _aten.masked_fill.Scalar(_aten.expand.default(by_smooth, list(target.shape)), ignored, 0.0)
         by_p = _aten.add.Tensor(by_p, _aten.neg.default(_aten.unsqueeze.default(rows, 1)))
     by_logits = _aten._log_softmax_backward_data.default(by_p, log_p, 1, torch.float32)
@@ -99,7 +100,7 @@ def _written_out(
 ) -> tuple[torch.Tensor]:
     """Compute the loss by the operators of torch's own implementation, which torch can differentiate."""
     log_p = _aten._log_softmax.default(wide(logits), 1, False)
-    return (_loss(log_p, target, weight, reduction, ignore_index, smoothing),)
+    return (_composite_loss(log_p, target, weight, reduction, ignore_index, smoothing),)
 
 
 cross_entropy = with_backward(
@@ -115,10 +116,10 @@ cross_entropy = with_backward(
 )
 
 
-def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
+def cross_entropy_call(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """Match a call of ``torch.nn.functional.cross_entropy``."""
     given = _bound(_CROSS_ENTROPY, args, kwargs)
-    return _operator(matcher, given, given["input"], given["label_smoothing"])
+    return _cross_entropy_match(matcher, given, given["input"], given["label_smoothing"])
 
 
 def in_two(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
@@ -126,7 +127,7 @@ def in_two(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     given = _bound(_NLL_LOSS, args, kwargs)
     logits, dim = matcher(given["input"], "log_softmax")
     matcher.demand(dim in (-1, 1))
-    return _operator(matcher, given, logits, 0.0)
+    return _cross_entropy_match(matcher, given, logits, 0.0)
 
 
 def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
     return bound.arguments
 
 
-def _operator(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
+def _cross_entropy_match(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
     """Match the loss of float32 logits; the operator takes the half-precision logits if these were converted."""
     target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
     weight = given["weight"]

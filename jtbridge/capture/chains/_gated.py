@@ -17,7 +17,7 @@ from ._operators import with_backward
 _aten = torch.ops.aten
 
 
-def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
+def _activated_gate(gate: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "silu":
         return _aten.silu.default(gate)
     if activation == "gelu_new":
@@ -32,7 +32,7 @@ def _approximation(activation: str) -> str:
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor, activation: str) -> tuple[torch.Tensor]:
-    return (_aten.mul.Tensor(_activated(gate, activation), up),)
+    return (_aten.mul.Tensor(_activated_gate(gate, activation), up),)
 
 
 def _backward(
@@ -43,7 +43,7 @@ def _backward(
         by_gate = _aten.silu_backward.default(by_activated, gate)
     else:
         by_gate = _aten.gelu_backward.default(by_activated, gate, approximate=_approximation(activation))
-    return by_gate, _aten.mul.Tensor(ct, _activated(gate, activation))
+    return by_gate, _aten.mul.Tensor(ct, _activated_gate(gate, activation))
 
 
 def _fake(gate: torch.Tensor, up: torch.Tensor, activation: str) -> tuple[torch.Tensor]:
@@ -61,13 +61,13 @@ gated = with_backward(
 )
 
 
-def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Match:
+def gated_product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Match:
     """Match an activation times a tensor of the same shape and dtype."""
     if matcher.sees(activated, "silu"):
         (gate,) = matcher(activated, "silu")
         activation = "silu"
     elif matcher.sees(activated, "mul"):
-        gate = _written_out(matcher, activated)
+        gate = _match_gelu_new(matcher, activated)
         activation = "gelu_new"
     else:
         gate, approximate = matcher(activated, "gelu")
@@ -78,7 +78,7 @@ def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Mat
     return lambda: gated(gate, up, activation)
 
 
-def _written_out(matcher: Matcher, activated: Any) -> torch.Tensor:
+def _match_gelu_new(matcher: Matcher, activated: Any) -> torch.Tensor:
     """Match ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`` and return x, which is in float32."""
     for halved, shifted in matcher.both_ways(activated, "mul"):
         if matcher.sees(halved, "mul") and matcher.sees(shifted, "add"):

@@ -153,13 +153,13 @@ def _gelu(x: Any, approximate: str = "none") -> tuple[Any, ...]:
     return x, approximate
 
 
-def _along(x: Any, dim: Any, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+def _log_softmax(x: Any, dim: Any, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
     if dtype is not None or not isinstance(_stacklevel, int):
         raise TypeError("it converts")
     return x, dim
 
 
-def _any(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _every_argument(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (x, *args, kwargs)
 
 
@@ -182,9 +182,9 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("getitem", _two, (_T.__getitem__,)),
     ("silu", _silu, (F.silu,)),
     ("gelu", _gelu, (F.gelu,)),
-    ("log_softmax", _along, (F.log_softmax, _T.log_softmax, torch.log_softmax)),
-    ("view", _any, (_T.view, _T.reshape)),
-    ("cast", _any, (_T.to, _T.float, _T.half, _T.bfloat16, _T.type_as)),
+    ("log_softmax", _log_softmax, (F.log_softmax, _T.log_softmax, torch.log_softmax)),
+    ("view", _every_argument, (_T.view, _T.reshape)),
+    ("cast", _every_argument, (_T.to, _T.float, _T.half, _T.bfloat16, _T.type_as)),
 )
 _POWERS = {2: "square", 3: "cube", -0.5: "rsqrt"}
 _BY_FUNCTION = {function: (name, parse) for name, parse, functions in _FUNCTIONS for function in functions}

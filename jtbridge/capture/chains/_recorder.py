@@ -25,16 +25,16 @@ from ._matcher import Match, Matcher, NoMatch, RecordedCall, parsed
 # that centers the value.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "mul": (
-        _centered_norm.in_float32,
+        _centered_norm.centered_in_float32,
         _rms_norm.rounded_first,
-        _rms_norm.in_float32,
+        _rms_norm.scaled_in_float32,
         _rms_norm.unscaled_in_float32,
-        _gated.product,
+        _gated.gated_product,
     ),
     "add": (_rope.embedded,),
     "flatten": (_rope.complex_in_float32,),
     "cast": (
-        _centered_norm.rounded,
+        _centered_norm.centered_rounded,
         _rms_norm.rounded_last,
         _rms_norm.unscaled_rounded,
         _rope.through_float32,
@@ -43,9 +43,9 @@ _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
 }
 # Torch functions that are a chain by themselves. Each is matched from its arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {
-    torch.nn.functional.cross_entropy: _cross_entropy.of_torch,
+    torch.nn.functional.cross_entropy: _cross_entropy.cross_entropy_call,
     torch.nn.functional.nll_loss: _cross_entropy.in_two,
-    torch.nn.functional.rms_norm: _rms_norm.of_torch,
+    torch.nn.functional.rms_norm: _rms_norm.rms_norm_call,
 }
 
 # Accesses that show the autograd history of a tensor, or that give or replace its memory without autograd.
@@ -141,12 +141,12 @@ class CallRecorder(TorchFunctionMode):
         return match
 
     def _record(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
-        inputs = list(_tensors(args))
+        inputs = list(_nested_tensors(args))
         if not any(x.is_inference() for x in inputs):
             self._calls[out] = RecordedCall.now(name, args, inputs, out)
 
     def _note_uses(self, args: Any, kwargs: Any) -> None:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in _nested_tensors((args, kwargs)):
             call = self._calls.get(tensor)
             if call is not None:
                 call.uses += 1
@@ -157,11 +157,11 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _nested_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for x in value:
-            yield from _tensors(x)
+            yield from _nested_tensors(x)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from _nested_tensors(list(value.values()))

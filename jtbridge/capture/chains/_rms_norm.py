@@ -29,7 +29,7 @@ def _forward(
     h, rstd = _wide_normalized(x, eps, factor_is_x)
     if rounded:
         return _aten.mul.Tensor(weight, cast(h, x.dtype)), rstd
-    return cast(_aten.mul.Tensor(h, _scale(weight, offset)), x.dtype), rstd
+    return cast(_aten.mul.Tensor(h, _offset_weight(weight, offset)), x.dtype), rstd
 
 
 def _wide_normalized(x: torch.Tensor, eps: float, factor_is_x: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def _wide_normalized(x: torch.Tensor, eps: float, factor_is_x: bool) -> tuple[to
     return _aten.mul.Tensor(x if factor_is_x else x32, rstd), rstd
 
 
-def _scale(weight: torch.Tensor, offset: float) -> torch.Tensor:
+def _offset_weight(weight: torch.Tensor, offset: float) -> torch.Tensor:
     return _aten.add.Tensor(wide(weight), offset) if offset else wide(weight)
 
 
@@ -62,19 +62,19 @@ def _backward(
         by_h = wide(_aten.mul.Tensor(ct, weight))
     else:
         by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
-        by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
+        by_h = _aten.mul.Tensor(wide(ct), _offset_weight(weight, offset))
     if not factor_is_x:
         return cast(by_normalized(by_h, x32, rstd), x.dtype), by_weight
-    by_factor, by_base = (cast(part, x.dtype) for part in _parts(by_h, x32, rstd))
+    by_factor, by_base = (cast(part, x.dtype) for part in _gradient_terms(by_h, x32, rstd))
     return _aten.add.Tensor(by_factor, by_base), by_weight
 
 
 def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """Return the gradient of ``x32 * rstd`` with respect to x32, where rstd is a function of the squares of x32."""
-    return _aten.add.Tensor(*_parts(by_h, x32, rstd))
+    return _aten.add.Tensor(*_gradient_terms(by_h, x32, rstd))
 
 
-def _parts(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradient_terms(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the two terms of the gradient of ``x32 * rstd`` with respect to x32: for the factor x32, and for rstd."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
@@ -120,7 +120,7 @@ unscaled_rms_norm = with_backward(
 )
 
 
-def _operator(
+def _rms_norm_match(
     matcher: Matcher,
     x: torch.Tensor,
     weight: Any,
@@ -135,14 +135,14 @@ def _operator(
     return lambda: rms_norm(x, weight, eps, offset, rounded, factor_is_x)[0]
 
 
-def _unscaled(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
+def _unscaled_norm_match(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
     matcher.demand(x.dtype in FLOATS and x.numel() > 0)
     return lambda: unscaled_rms_norm(x, eps)[0]
 
 
-def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
+def _match_rms_normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
     """Match ``x * rsqrt(mean(x**2) + eps)`` and return x, which is in float32, and eps."""
-    return _product(matcher, *_factors(matcher, h))
+    return _match_factors(matcher, *_factors(matcher, h))
 
 
 def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
@@ -152,7 +152,7 @@ def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
     raise NoMatch
 
 
-def _product(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
+def _match_factors(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
     """Match the factors x and ``rsqrt(mean(x**2) + eps)``; return x, which is in float32, and eps."""
     base, eps = match_reciprocal_rms(matcher, rstd)
     matcher.demand(base is x and x.dtype is torch.float32)
@@ -176,7 +176,7 @@ def averaged(matcher: Matcher, mean: Any, *, uses: int = 1) -> torch.Tensor:
     return x
 
 
-def _shifted(matcher: Matcher, scale: Any) -> tuple[Any, float]:
+def _weight_and_offset(matcher: Matcher, scale: Any) -> tuple[Any, float]:
     """Return the weight and 1 of ``1 + weight``, or the scale itself and 0 if it is not such a sum."""
     if not matcher.sees(scale, "add"):
         return scale, 0.0
@@ -193,31 +193,31 @@ def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> M
     x32, eps = match_reciprocal_rms(matcher, rstd)
     x = matcher.unwidened(x32)
     matcher.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
-    return _operator(matcher, x, weight, eps, rounded=True, factor_is_x=factor is not x32)
+    return _rms_norm_match(matcher, x, weight, eps, rounded=True, factor_is_x=factor is not x32)
 
 
-def in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match:
+def scaled_in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match:
     """Match any of the norms with a weight for an x in float32.
 
     If x was converted from half precision, this product is only a part of a chain that another function matches.
     """
-    x, eps = _normalized(matcher, h)
+    x, eps = _match_rms_normalized(matcher, h)
     matcher.demand(matcher.unwidened(x) is x)
-    weight, offset = _shifted(matcher, scale)
-    return _operator(matcher, x, weight, eps, offset=offset)
+    weight, offset = _weight_and_offset(matcher, scale)
+    return _rms_norm_match(matcher, x, weight, eps, offset=offset)
 
 
 def rounded_last(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """Match the norm of Gemma, and torch's norm written out, in half precision."""
     for h, scale in matcher.both_ways(product, "mul"):
         if matcher.sees(h, "mul"):
-            x32, eps = _normalized(matcher, h)
+            x32, eps = _match_rms_normalized(matcher, h)
             x = matcher.unwidened(x32)
-            weight, offset = _shifted(matcher, scale)
+            weight, offset = _weight_and_offset(matcher, scale)
             matcher.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
             # The sum of 1 and the weight must be in float32.
             matcher.demand(not offset or weight.dtype is torch.float32)
-            return _operator(matcher, x, matcher.unwidened(weight), eps, offset=offset)
+            return _rms_norm_match(matcher, x, matcher.unwidened(weight), eps, offset=offset)
     raise NoMatch
 
 
@@ -226,20 +226,20 @@ def unscaled_in_float32(matcher: Matcher, out: torch.Tensor, a: Any, b: Any) -> 
 
     If x was converted from half precision, this product is only a part of a chain that another function matches.
     """
-    x, eps = _product(matcher, a, b)
+    x, eps = _match_factors(matcher, a, b)
     matcher.demand(matcher.unwidened(x) is x)
-    return _unscaled(matcher, x, eps)
+    return _unscaled_norm_match(matcher, x, eps)
 
 
 def unscaled_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """Match the norm without a weight, in half precision."""
-    x32, eps = _normalized(matcher, product)
+    x32, eps = _match_rms_normalized(matcher, product)
     x = matcher.unwidened(x32)
     matcher.demand(out.dtype is x.dtype)
-    return _unscaled(matcher, x, eps)
+    return _unscaled_norm_match(matcher, x, eps)
 
 
-def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
+def rms_norm_call(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """Match a call of ``torch.nn.functional.rms_norm``."""
     try:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
@@ -249,7 +249,7 @@ def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     matcher.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
     matcher.demand(list(given["normalized_shape"]) == [x.shape[-1]])
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
-    return _unscaled(matcher, x, eps) if weight is None else _operator(matcher, x, weight, eps)
+    return _unscaled_norm_match(matcher, x, eps) if weight is None else _rms_norm_match(matcher, x, weight, eps)
 
 
 _SIGNATURE = inspect.signature(F.rms_norm)

@@ -34,7 +34,7 @@ def _turned(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
     return _aten.cat.default(parts, -1)
 
 
-def _product(x: torch.Tensor, angle: torch.Tensor, rounded: bool) -> torch.Tensor:
+def _product_with_angle(x: torch.Tensor, angle: torch.Tensor, rounded: bool) -> torch.Tensor:
     """Multiply x by cos or sin, in the precision of x (`rounded`) or in float32."""
     return cast(_aten.mul.Tensor(x, angle), x.dtype) if rounded else _aten.mul.Tensor(wide(x), angle)
 
@@ -49,10 +49,10 @@ def _forward(
     rounded_back: bool,
 ) -> tuple[torch.Tensor]:
     if transposed:
-        turned = _turned(_product(x, sin, rounded), back=True, interleaved=interleaved)
+        turned = _turned(_product_with_angle(x, sin, rounded), back=True, interleaved=interleaved)
     else:
-        turned = _product(_turned(x, back=False, interleaved=interleaved), sin, rounded)
-    return (cast(_aten.add.Tensor(_product(x, cos, rounded), turned), x.dtype),)
+        turned = _product_with_angle(_turned(x, back=False, interleaved=interleaved), sin, rounded)
+    return (cast(_aten.add.Tensor(_product_with_angle(x, cos, rounded), turned), x.dtype),)
 
 
 def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
@@ -81,11 +81,11 @@ def _backward(ctx: Any, ct: torch.Tensor) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         by_x = rope(ct, cos, sin, not transposed, interleaved, rounded_back, rounded)
     if ctx.needs_input_grad[1]:
-        by_cos = _summed_like(_product(ct, x if rounded else wide(x), rounded), cos)
+        by_cos = _summed_like(_product_with_angle(ct, x if rounded else wide(x), rounded), cos)
     if ctx.needs_input_grad[2]:
         turned, other = (ct, x) if transposed else (x, ct)
         turned = _turned(turned, back=False, interleaved=interleaved)
-        by_sin = _summed_like(_product(other, turned if rounded else wide(turned), rounded), sin)
+        by_sin = _summed_like(_product_with_angle(other, turned if rounded else wide(turned), rounded), sin)
     return by_x, by_cos, by_sin, None, None, None, None
 
 
@@ -108,7 +108,7 @@ def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Ma
 
 def through_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
     """Match the chain for an x in half precision that is converted to float32, before it is turned or after."""
-    plain, rotated, sin = _sum(matcher, total)
+    plain, rotated, sin = _split_rotary_sum(matcher, total)
     if after := matcher.sees(rotated, "cast"):
         (rotated,) = matcher(rotated, "cast")
     inner, interleaved = _unturned(matcher, rotated)
@@ -127,7 +127,7 @@ def complex_in_float32(matcher: Matcher, out: torch.Tensor, *flattened: Any) -> 
     """
     inner, angles = _of_complex(matcher, *flattened)
     matcher.demand(matcher.unwidened(inner) is inner)
-    return _rotated(matcher, inner, angles)
+    return _rotation_match(matcher, inner, angles)
 
 
 def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
@@ -135,7 +135,7 @@ def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
     inner, angles = _of_complex(matcher, *matcher(flat, "flatten"))
     x = matcher.unwidened(inner)
     matcher.demand(out.dtype is x.dtype)
-    return _rotated(matcher, x, angles)
+    return _rotation_match(matcher, x, angles)
 
 
 def _of_complex(matcher: Matcher, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +150,7 @@ def _of_complex(matcher: Matcher, pairs: Any, first_dim: Any, last_dim: Any) -> 
     return x, angles
 
 
-def _rotated(matcher: Matcher, x: torch.Tensor, angles: Any) -> Match:
+def _rotation_match(matcher: Matcher, x: torch.Tensor, angles: Any) -> Match:
     matcher.demand(isinstance(angles, torch.Tensor) and angles.dtype is torch.complex64)
     matcher.demand(x.dtype in FLOATS and x.numel() > 0 and _is_of_tokens(x, angles.shape, x.shape[-1] // 2))
 
@@ -161,7 +161,7 @@ def _rotated(matcher: Matcher, x: torch.Tensor, angles: Any) -> Match:
     return operator
 
 
-def _sum(matcher: Matcher, total: Any) -> tuple[Any, torch.Tensor, Any]:
+def _split_rotary_sum(matcher: Matcher, total: Any) -> tuple[Any, torch.Tensor, Any]:
     """Split a sum into the product with cos, the turned tensor, which may be converted, and sin."""
     for plain, turned in matcher.both_ways(total, "add"):
         if matcher.sees(turned, "mul"):

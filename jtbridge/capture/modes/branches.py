@@ -137,9 +137,9 @@ def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.G
 
     def join(yes: Any, no: Any, number: int) -> Any:
         if isinstance(yes, Exception):
-            return yes if isinstance(no, Exception) else _checked(no, number, False)
+            return yes if isinstance(no, Exception) else _with_answer_guard(no, number, False)
         if isinstance(no, Exception):
-            return _checked(yes, number, True)
+            return _with_answer_guard(yes, number, True)
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(path.meta.get("splits", 0) for path in (yes, no))
         joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
@@ -198,7 +198,7 @@ def _is_raised_by_check(error: Exception) -> bool:
 _NAN = float("nan")
 
 
-def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
+def _with_answer_guard(module: Any, number: int, holds: bool) -> fx.GraphModule:
     """Replace the results by `_no_number` where the answer to condition `number` is not `holds`."""
     (output,) = module.graph.find_nodes(op="output")
     outputs = list(output.args[0])

@@ -54,7 +54,7 @@ class CallLog:
             if isinstance(value, FakeTensor):
                 return "traced", self._number(value)
             if lifts:
-                return "literal", value.dtype, tuple(value.shape), _bytes_of(value)
+                return "literal", value.dtype, tuple(value.shape), _copied_bytes(value)
             return "closed over", id(value)
         if isinstance(value, list | tuple):
             return type(value), tuple(self._key(item, lifts) for item in value)
@@ -73,7 +73,7 @@ class CallLog:
         return self._numbers[id(tensor)]
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def _copied_bytes(tensor: torch.Tensor) -> bytes:
     with outside_modes():
         # Copies first: after `numpy()`, the memory of a tensor can no longer be resized, like that of a NumPy array.
         return to_bytes(tensor.detach().cpu().clone()).numpy().tobytes()

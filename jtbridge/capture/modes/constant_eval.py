@@ -149,7 +149,7 @@ class ConstantEvalMode(TorchDispatchMode):
         if written:
             self._write(func, args, kwargs, written)
         out = func(*args, **kwargs)
-        if not self._symbols and _symbolic(out):
+        if not self._symbols and _has_symbols(out):
             raise DynamicOutputShapeException(func)
         self._note(func, args, kwargs, out, tensors, changes=bool(written))
         return out
@@ -160,7 +160,7 @@ class ConstantEvalMode(TorchDispatchMode):
         """Record how the results of an operator can be computed, if the values of its arguments are known."""
         known = not changes and _is_function(func)
         is_like = known and schema_of(func).name.removeprefix("aten::") in _LIKES
-        if is_like and args[0].layout is torch.strided and not _symbolic((args, kwargs)):
+        if is_like and args[0].layout is torch.strided and not _has_symbols((args, kwargs)):
             like = args[0]
             type_ = _TensorType(tuple(like.shape), like.stride(), like.dtype, like.device)
             args, tensors = (type_, *args[1:]), ()
@@ -184,7 +184,7 @@ class ConstantEvalMode(TorchDispatchMode):
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
             self._numbers = WeakTensorKeyDictionary()  # the storage of a closed-over tensor does not identify its views
         storages = {storage_id(tensor) for tensor in written}
-        small = not _symbolic(written) and all(_bytes(tensor) <= _MOST for tensor in written)
+        small = not _has_symbols(written) and all(_bytes(tensor) <= _MOST for tensor in written)
         for number, made in enumerate(self._made):  # evaluate recipes that read the memory, before it changes
             if isinstance(made, _Recipe) and made.storages & storages:
                 self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None
@@ -234,14 +234,14 @@ class ConstantEvalMode(TorchDispatchMode):
 
     def _are_masks(self, indices: Sequence[torch.Tensor | None]) -> bool:
         """Return whether there are masks among the indices, and the values of all of them are known."""
-        masks = [index for index in indices if _is_mask(index)]
+        masks = [index for index in indices if _is_boolean_index(index)]
         return bool(masks) and all(mask.dim() and self._knows(mask) for mask in masks)  # type: ignore[union-attr]
 
     def _without_masks(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return the indices, with each mask replaced by the positions of its True elements."""
         found: list[torch.Tensor | None] = []
         for index in indices:
-            found += self._positions(index, index.shape) if _is_mask(index) else [index]  # type: ignore[union-attr, arg-type]
+            found += self._positions(index, index.shape) if _is_boolean_index(index) else [index]  # type: ignore[union-attr, arg-type]
         return found
 
     def _positions(self, mask: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
@@ -259,7 +259,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return tensor
 
     def _knows_all(self, tree: Any) -> bool:
-        return not _symbolic(tree) and all(
+        return not _has_symbols(tree) and all(
             self._knows(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)
         )
 
@@ -385,14 +385,14 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _symbolic(tree: Any) -> bool:
+def _has_symbols(tree: Any) -> bool:
     """Return whether there are symbolic numbers, or tensors of symbolic sizes, in a tree."""
     leaves = jax.tree.leaves(tree)
     sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
     return any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in (*leaves, *sizes))
 
 
-def _is_mask(index: torch.Tensor | None) -> bool:
+def _is_boolean_index(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype is torch.bool
 
 

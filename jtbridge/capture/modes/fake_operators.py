@@ -242,7 +242,7 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
     if all(tensor.is_contiguous() for tensor in tensors):
         return out
     # For a channels-last input, the fake results of batch norm have the strides of the real ones.
-    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):
+    if "batch_norm" in schema_of(func).name and _has_channels_last_layout(tensors[0]):
         return out
 
     def real(leaf: Any) -> Any:
@@ -255,7 +255,7 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
     return jax.tree.map(lambda x, of: _copied_like(x, of) if isinstance(of, torch.Tensor) else x, out, found)
 
 
-def _is_channels_last(x: torch.Tensor) -> bool:
+def _has_channels_last_layout(x: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
 

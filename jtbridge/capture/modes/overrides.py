@@ -18,7 +18,7 @@ from jtbridge.capture.rewrites.indexing import CopiedViews
 _SIGNATURES = {ours: inspect.signature(ours) for ours in REPLACEMENTS.values()}
 
 
-def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
+def _accepts_arguments(ours: Any, args: Any, kwargs: Any) -> bool:
     """Return whether a replacement accepts the arguments: torch has several overloads of most functions."""
     try:
         _SIGNATURES[ours].bind(*args, **kwargs)
@@ -46,7 +46,7 @@ class OverrideMode(TorchFunctionMode):
         kwargs = kwargs or {}
         ours = REPLACEMENTS.get(func)
         # Torch's forward mode treats the tangents of jtbridge's operators as 0.
-        if ours is not None and _takes(ours, args, kwargs) and not thread_in_forward_mode():
+        if ours is not None and _accepts_arguments(ours, args, kwargs) and not thread_in_forward_mode():
             found = ours(*args, **kwargs)
             if found is not NotImplemented:
                 return found

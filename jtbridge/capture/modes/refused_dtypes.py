@@ -177,7 +177,7 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...], plain: _Call | None) 
     refuses_numbers = plain is not None and any(plain.error(other) is None for other in (dtypes, *_others(dtypes)))
     if not refuses_numbers and all(call.error(other) is not None for other in _others(dtypes)):
         return None
-    wide = tuple(map(_wide, dtypes))
+    wide = tuple(map(_wide_dtype, dtypes))
     return None if lacks_kernel(error, dtypes) and call.error(wide) is None else error
 
 
@@ -253,7 +253,7 @@ def _may_be_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any])
 
 def lacks_kernel(error: Exception, dtypes: Sequence[torch.dtype]) -> bool:
     """Return whether a CPU has no kernel for dtypes for which a GPU or XLA may have one."""
-    return bool(_NO_KERNEL.search(str(error))) and any(_wide(dtype) is not dtype for dtype in dtypes)
+    return bool(_NO_KERNEL.search(str(error))) and any(_wide_dtype(dtype) is not dtype for dtype in dtypes)
 
 
 def is_for_cpu(kwargs: dict[str, Any]) -> bool:
@@ -279,7 +279,7 @@ def _one_unless_index(dtype: torch.dtype) -> int:
     return int(dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return a dtype of the same kind for which torch has kernels."""
     if dtype.is_floating_point and dtype.itemsize < 4:
         return torch.float32

@@ -41,11 +41,11 @@ def check_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any
         first += index.dim()
 
 
-def _sum_of_product(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
+def _check_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
     _check_expands(bias.shape, (a.shape[0], b.shape[1]))
 
 
-def _sum_of_vector(bias: torch.Tensor, matrix: torch.Tensor, *_: Any) -> None:
+def _check_addmv(bias: torch.Tensor, matrix: torch.Tensor, *_: Any) -> None:
     _check_expands(bias.shape, (matrix.shape[0],))
 
 
@@ -56,26 +56,26 @@ def _check_expands(shape: Sequence[int], to: Sequence[int]) -> None:
         raise RuntimeError(f"a tensor of shape {tuple(shape)} cannot be added to a product of shape {tuple(to)}")
 
 
-def _boundaries(x: Any, boundaries: torch.Tensor, *_: Any) -> None:
+def _check_boundaries(x: Any, boundaries: torch.Tensor, *_: Any) -> None:
     if boundaries.dim() != 1:
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
 
 
-def _dimension(x: torch.Tensor, dim: int, *_: Any) -> None:
+def _check_dimension(x: torch.Tensor, dim: int, *_: Any) -> None:
     count = max(x.dim(), 1)
     if not -count <= dim < count:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {dim})")
 
 
-def _diagonal(x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+def _check_diagonal(x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
     _check_part(torch.diagonal(x, offset, dim1, dim2), source)
 
 
-def _selection(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> None:
+def _check_selection(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> None:
     _check_part(torch.select(x, dim, index), source)
 
 
-def _slice(x: torch.Tensor, source: torch.Tensor, *where: Any) -> None:
+def _check_slice(x: torch.Tensor, source: torch.Tensor, *where: Any) -> None:
     _check_part(torch.ops.aten.slice.Tensor(x, *where), source)
 
 
@@ -87,7 +87,7 @@ def _check_part(part: torch.Tensor, source: torch.Tensor) -> None:
         )
 
 
-def _chosen(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+def _check_index_vector(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
     count = index.numel()
@@ -95,7 +95,7 @@ def _chosen(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
         raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {count} value(s)")
 
 
-def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any) -> None:
+def _check_put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any) -> None:
     counts = source.numel(), index.numel()
     if all(isinstance(count, int) for count in counts) and counts[0] != counts[1]:
         raise IndexError(
@@ -104,7 +104,7 @@ def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any) ->
         )
 
 
-def _strided(
+def _check_strides(
     x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> None:
     if any(not isinstance(number, int) for number in (*size, *stride, *x.shape, *x.stride())) or 0 in size:
@@ -115,7 +115,7 @@ def _strided(
         raise RuntimeError(f"sizes {list(size)}, strides {list(stride)}, storage offset {first} are out of bounds")
 
 
-def _samples(probabilities: torch.Tensor, count: int, *_: Any) -> None:
+def _check_sample_count(probabilities: torch.Tensor, count: int, *_: Any) -> None:
     if not probabilities.is_floating_point():
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {probabilities.dtype}")
     if count <= 0:
@@ -124,39 +124,39 @@ def _samples(probabilities: torch.Tensor, count: int, *_: Any) -> None:
         raise RuntimeError("number of categories cannot exceed 2^24")
 
 
-def _bounds(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> None:
+def _check_uniform_range(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> None:
     if low > high:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
 
 
-def _probability(x: torch.Tensor, p: float = 0.5) -> None:
+def _check_probability(x: torch.Tensor, p: float = 0.5) -> None:
     if not 0 <= p <= 1:
         raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
 
 
 _CHECKS: dict[OpOverload, Callable[..., None]] = {
-    torch.ops.aten._log_softmax.default: _dimension,
-    torch.ops.aten._safe_softmax.default: _dimension,
-    torch.ops.aten._softmax.default: _dimension,
-    torch.ops.aten.addmm.default: _sum_of_product,
-    torch.ops.aten.addmv.default: _sum_of_vector,
-    torch.ops.aten.as_strided_scatter.default: _strided,
-    torch.ops.aten.bernoulli.p: _probability,
-    torch.ops.aten.bernoulli_.float: _probability,
-    torch.ops.aten.bucketize.Tensor: _boundaries,
-    torch.ops.aten.bucketize.Scalar: _boundaries,
-    torch.ops.aten.cummax.default: _dimension,
-    torch.ops.aten.cummin.default: _dimension,
-    torch.ops.aten.diagonal_scatter.default: _diagonal,
+    torch.ops.aten._log_softmax.default: _check_dimension,
+    torch.ops.aten._safe_softmax.default: _check_dimension,
+    torch.ops.aten._softmax.default: _check_dimension,
+    torch.ops.aten.addmm.default: _check_addmm,
+    torch.ops.aten.addmv.default: _check_addmv,
+    torch.ops.aten.as_strided_scatter.default: _check_strides,
+    torch.ops.aten.bernoulli.p: _check_probability,
+    torch.ops.aten.bernoulli_.float: _check_probability,
+    torch.ops.aten.bucketize.Tensor: _check_boundaries,
+    torch.ops.aten.bucketize.Scalar: _check_boundaries,
+    torch.ops.aten.cummax.default: _check_dimension,
+    torch.ops.aten.cummin.default: _check_dimension,
+    torch.ops.aten.diagonal_scatter.default: _check_diagonal,
     torch.ops.aten.index.Tensor: check_masks,
     torch.ops.aten.index_put.default: check_masks,
     torch.ops.aten.index_put_.default: check_masks,
-    torch.ops.aten.index_select.default: _chosen,
-    torch.ops.aten.multinomial.default: _samples,
-    torch.ops.aten.put.default: _put,
-    torch.ops.aten.put_.default: _put,
-    torch.ops.aten.select_scatter.default: _selection,
-    torch.ops.aten.slice_scatter.default: _slice,
-    torch.ops.aten.uniform.default: _bounds,
-    torch.ops.aten.uniform_.default: _bounds,
+    torch.ops.aten.index_select.default: _check_index_vector,
+    torch.ops.aten.multinomial.default: _check_sample_count,
+    torch.ops.aten.put.default: _check_put,
+    torch.ops.aten.put_.default: _check_put,
+    torch.ops.aten.select_scatter.default: _check_selection,
+    torch.ops.aten.slice_scatter.default: _check_slice,
+    torch.ops.aten.uniform.default: _check_uniform_range,
+    torch.ops.aten.uniform_.default: _check_uniform_range,
 }

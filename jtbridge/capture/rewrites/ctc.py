@@ -80,14 +80,14 @@ def _ctc(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Any:
-    if not _is_supported(log_probs, targets, input_lengths, target_lengths):
+    if not _is_supported_loss(log_probs, targets, input_lengths, target_lengths):
         return NotImplemented
     batched = log_probs.dim() == 3
     rows = log_probs if batched else log_probs.unsqueeze(1)
     longest = targets.shape[-1]
     if targets.dim() == 1 and batched and not isinstance(target_lengths, torch.Tensor):
         longest = max(target_lengths, default=0)
-    inputs, lengths = (_as_tensor(x, log_probs.device) for x in (input_lengths, target_lengths))
+    inputs, lengths = (_lengths_tensor(x, log_probs.device) for x in (input_lengths, target_lengths))
     loss, _ = ctc_loss(rows, targets, inputs, lengths, blank, longest, zero_infinity)
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0, loss)
@@ -98,12 +98,12 @@ def _ctc(
     return loss.sum()
 
 
-def _as_tensor(lengths: Any, device: torch.device) -> torch.Tensor:
+def _lengths_tensor(lengths: Any, device: torch.device) -> torch.Tensor:
     lengths = lengths if isinstance(lengths, torch.Tensor) else torch.tensor(lengths, dtype=torch.int64, device=device)
     return lengths.reshape(-1)
 
 
-def _is_supported(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any) -> bool:
+def _is_supported_loss(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any) -> bool:
     """Return whether `_ctc` can compute the loss; torch computes or refuses it for other arguments."""
     if not (isinstance(log_probs, torch.Tensor) and isinstance(targets, torch.Tensor)):
         return False

@@ -23,7 +23,7 @@ def _get(x: torch.Tensor, index: Any) -> Any:
     values = noted_values(x)
     if values is not None and type(index) is int:  # a length of a packed sequence is needed as a number
         return torch.tensor(values[index])
-    places = _places(x, index)
+    places = _places_of_numbers(x, index)
     if not places:
         return NotImplemented
     found = x
@@ -147,7 +147,7 @@ def _needs_value() -> DataDependentOutputException:
 
 
 def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
-    places = _places(x, index)
+    places = _places_of_numbers(x, index)
     if not places:
         return NotImplemented
     views = _WATCHING.stack[-1] if _WATCHING.stack else None
@@ -164,7 +164,7 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
     return None
 
 
-def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
+def _places_of_numbers(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
     """Return the dimension of `x` and the place there for each 0-d integer tensor in an index.
 
     A place is a tensor of shape ``[1]``. A negative integer is converted to the place from the start.

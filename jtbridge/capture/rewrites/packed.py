@@ -16,7 +16,7 @@ import torch
 from jtbridge._compat import FakeTensor, pack_padded_sequence, pad_packed_sequence
 
 
-def known_values(tensor: Any) -> list[int] | None:
+def known_integers(tensor: Any) -> list[int] | None:
     """Return the numbers in a 1-d tensor with values, or in a tensor made from a list while tracing; else None."""
     if not isinstance(tensor, FakeTensor):
         return [int(x) for x in tensor.tolist()] if tensor.dim() == 1 else None
@@ -71,7 +71,7 @@ def lengths_of(counts: Sequence[int]) -> list[int]:
     return [sum(count > row for count in counts) for row in range(counts[0])]
 
 
-def padded(data: torch.Tensor, counts: Sequence[int], value: float, steps: int | None = None) -> torch.Tensor:
+def pad_packed(data: torch.Tensor, counts: Sequence[int], value: float, steps: int | None = None) -> torch.Tensor:
     """Return ``[step, sequence, ...]`` from ``data[position, ...]``, with `value` after the end of a sequence."""
     steps, rows = len(counts) if steps is None else steps, counts[0]
     positions, start = [], 0
@@ -83,14 +83,14 @@ def padded(data: torch.Tensor, counts: Sequence[int], value: float, steps: int |
 
 
 def packed(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return ``data`` from the padded ``[step, sequence, ...]``: the inverse of :func:`padded`."""
+    """Return ``data`` from the padded ``[step, sequence, ...]``: the inverse of :func:`pad_packed`."""
     rows = x.shape[1]
     positions = [step * rows + row for step, count in enumerate(counts) for row in range(count)]
     return x.flatten(0, 1).index_select(0, torch.tensor(positions))
 
 
 def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    ends = known_values(lengths)
+    ends = known_integers(lengths)
     x = x.transpose(0, 1) if batch_first else x
     if (
         not ends
@@ -106,10 +106,10 @@ def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: b
 def _pad_packed_sequence(
     data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, total_length: int
 ) -> Any:
-    counts = known_values(sizes)
+    counts = known_integers(sizes)
     if not counts or 0 < total_length < len(counts):
         return NotImplemented
-    x = padded(data, counts, value, max(total_length, len(counts)))
+    x = pad_packed(data, counts, value, max(total_length, len(counts)))
     return x.transpose(0, 1) if batch_first else x, _known(lengths_of(counts))
 
 

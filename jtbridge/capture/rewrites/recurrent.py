@@ -23,7 +23,7 @@ from jtbridge.core.context_variables import assigned
 from jtbridge.core.recurrent_cells import CELLS
 from jtbridge.core.second_gradients import as_variable, gradients, second_gradients
 
-from .packed import known_values, lengths_of, packed, padded
+from .packed import known_integers, lengths_of, packed, pad_packed
 
 
 def _unrolled(
@@ -352,7 +352,7 @@ def _network(
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
 
 
-def _is_supported(
+def _is_supported_network(
     x: Any, h: Any, c: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> bool:
     """Return whether `_network` can compute the layers.
@@ -403,7 +403,7 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
         cast = [t.to(dtype) for t in (x, h, c, *params)]
         with torch.autocast("cpu", enabled=False):
             return _lstm(cast[0], cast[1:3], cast[3:], *how)
-    if not _is_supported(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
+    if not _is_supported_network(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
         return NotImplemented
     return _network(x, h, c, params, ("lstm", *how))
 
@@ -416,7 +416,7 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
         if len(how) != 6:
             return NotImplemented
         has_biases, num_layers, _, _, bidirectional, batch_first = how
-        if not _is_supported(x, h, h[..., :0], params, has_biases, num_layers, bidirectional, batch_first):
+        if not _is_supported_network(x, h, h[..., :0], params, has_biases, num_layers, bidirectional, batch_first):
             return NotImplemented
         return _network(x, h, h[..., :0], params, (cell, *how))[:2]
 
@@ -425,13 +425,13 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
 
 def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, how: Sequence[Any]) -> Any:
     """Run the layers on a packed sequence by padding it: no step in a sequence depends on the padding."""
-    counts = known_values(sizes)
+    counts = known_integers(sizes)
     # Hidden states are computed in the padding as well, where they may overflow with relu, which spoils gradients.
     if counts is None or cell == "rnn_relu" or len(how) != 5 or data.dim() != 2:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional = how
-    x = padded(data, counts, 0)
-    if not _is_supported(x, h, c, params, has_biases, num_layers, bidirectional, False):
+    x = pad_packed(data, counts, 0)
+    if not _is_supported_network(x, h, c, params, has_biases, num_layers, bidirectional, False):
         return NotImplemented
     y, hn, cn = _network(x, h, c, params, (cell, *how, False), lengths_of(counts))
     return packed(y, counts), hn, cn

@@ -64,13 +64,13 @@ def materialized_tensor(x: torch.Tensor) -> torch.Tensor:
 
 def round_once(graph: fx.Graph) -> None:
     """Mark the arrays that are compared with their own elements, so that XLA computes each of them once."""
-    compared = _compared(graph)
+    compared = _self_compared(graph)
     for node in list(graph.nodes):
         if node in compared:
             _materialize(graph, node)
 
 
-def _compared(graph: fx.Graph) -> set[fx.Node]:
+def _self_compared(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes of floats and complex numbers that are compared with some of their own elements."""
     sources: dict[fx.Node, frozenset[fx.Node]] = {}
     found: set[fx.Node] = set()
@@ -84,7 +84,7 @@ def _compared(graph: fx.Graph) -> set[fx.Node]:
             exponent, positions = _COMPARING_BACKWARDS[node.target]
             if exponent is None or math.isinf(node.args[exponent]):  # type: ignore[arg-type]
                 found |= {source for i in positions for source in sources[node.args[i]]}  # type: ignore[index]
-    return {node for node in found if node.op != "get_attr" and _is_inexact(node)}
+    return {node for node in found if node.op != "get_attr" and _has_inexact_value(node)}
 
 
 def _taken_from(node: fx.Node) -> list[fx.Node]:
@@ -98,7 +98,7 @@ def _taken_from(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _is_inexact(node: fx.Node) -> bool:
+def _has_inexact_value(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
