@@ -141,8 +141,8 @@ def test_a_process_without_a_gpu_says_so():
     [
         (_chip, "present", lambda: Chip("NVIDIA A100-SXM4-80GB", 80)),
         (_proofs, "driver", lambda: "999.1"),
-        (_proofs, "_versions", lambda: {"jtbridge": "9.9"}),
-        (_proofs, "_source", lambda: "another"),
+        (_proofs, "_package_versions", lambda: {"jtbridge": "9.9"}),
+        (_proofs, "_source_digest", lambda: "another"),
     ],
     ids=["chip", "driver", "versions", "source"],
 )
