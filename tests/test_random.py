@@ -366,11 +366,11 @@ def test_every_operator_that_takes_a_generator_is_seeded():
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("aten::") and any(argument.name == "generator" for argument in schema.arguments)
     ]
-    seeded = {str(operator) for operator, _ in _draws._kernels()}
+    seeded = {str(operator) for operator, _ in _draws._random_kernels()}
     missing = [
         str(schema)
         for schema in takes
-        if not schema.name.startswith("aten::_no_grad_") and str(_draws._operator(schema)) not in seeded
+        if not schema.name.startswith("aten::_no_grad_") and str(_draws._overload_of_schema(schema)) not in seeded
     ]
     assert len(takes) > 50
     assert not missing

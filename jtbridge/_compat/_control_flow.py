@@ -34,7 +34,7 @@ _HERE = _ControlFlowSettings()
 @contextlib.contextmanager
 def control_flow_uncompiled() -> Iterator[None]:
     """Make `torch.cond` and `while_loop` on this thread call their operators without compiling them."""
-    _replace_once()
+    _replace_compile_and_call()
     before, _HERE.is_uncompiled = _HERE.is_uncompiled, True
     try:
         yield
@@ -51,7 +51,7 @@ def control_flow_outside_modes(*before: Callable[[], None]) -> Iterator[None]:
     Args:
         before: functions to call before each such call. Those of enclosing contexts are called first.
     """
-    _replace_once()
+    _replace_compile_and_call()
     outer = _HERE.before
     _HERE.before = (*(outer or ()), *before)
     try:
@@ -61,7 +61,7 @@ def control_flow_outside_modes(*before: Callable[[], None]) -> Iterator[None]:
 
 
 @functools.cache
-def _replace_once() -> None:
+def _replace_compile_and_call() -> None:
     original = getattr(_utils, "_hop_compile_and_call", None)
     if original is None:  # torch 2.11
         return

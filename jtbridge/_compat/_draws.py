@@ -113,7 +113,7 @@ def draw_source() -> DrawSource | None:
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None
 
 
-def _store(source: DrawSource | None) -> None:
+def _set_draw_source(source: DrawSource | None) -> None:
     """Set the source of this thread's draws."""
     if _storing_takes_a_reference():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
@@ -142,13 +142,13 @@ class drawing_from:
     def __enter__(self) -> None:
         _install()
         self._before = draw_source()
-        _store(self._source)
+        _set_draw_source(self._source)
         self._guard = torch._C._IncludeDispatchKeyGuard(_KEY)  # type: ignore[arg-type]
         self._guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._guard.__exit__(*error)
-        _store(self._before)
+        _set_draw_source(self._before)
 
 
 def same_generator(a: torch.Generator, b: torch.Generator) -> bool:
@@ -174,12 +174,12 @@ def random_state_of(source: DrawSource) -> Iterator[None]:
     """
     _install()
     before = draw_source()
-    _store(source)
+    _set_draw_source(source)
     try:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             yield
     finally:
-        _store(before)
+        _set_draw_source(before)
 
 
 def _install() -> None:
@@ -207,16 +207,16 @@ def _registered() -> list[torch.library.Library]:
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
     library = torch.library.Library("aten", "IMPL")
-    for operator, kernel in _kernels():
+    for operator, kernel in _random_kernels():
         library.impl(operator, kernel, "TESTING_ONLY_GenericMode")
     return [others, library]
 
 
-def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
+def _random_kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
     """Yield each operator of torch that draws random numbers, with its kernel."""
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     taking = {  # operators that take a generator
-        _without_generator(schema): _operator(schema)
+        _without_generator(schema): _overload_of_schema(schema)
         for schema in schemas
         if _takes_generator(schema) and not schema.name.startswith("aten::_no_grad_")
     }
@@ -225,11 +225,11 @@ def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
             yield operator, _with_generator(operator)
     for schema in schemas:
         if schema.name.removeprefix("aten::") in _FILLS and not _is_out(schema):
-            yield (operator := _operator(schema)), _filling(operator)
+            yield (operator := _overload_of_schema(schema)), _filling(operator)
         elif not _takes_generator(schema) and (other := taking.get(_without_generator(schema))) is not None:
-            yield (operator := _operator(schema)), _as_one_that_takes_a_generator(operator, other)
+            yield (operator := _overload_of_schema(schema)), _as_one_that_takes_a_generator(operator, other)
         elif schema.name.removeprefix("aten::") in _FUSED_ATTENTION:
-            yield (operator := _operator(schema)), _with_default_generator_replaced(operator)
+            yield (operator := _overload_of_schema(schema)), _with_default_generator_replaced(operator)
     yield torch.ops.aten.native_dropout.default, _native_dropout
     yield torch.ops.aten._cudnn_rnn.default, _cudnn_rnn
 
@@ -251,7 +251,7 @@ def _without_generator(schema: Any) -> tuple[Any, ...]:
     return schema.name, *arguments
 
 
-def _operator(schema: Any) -> OpOverload:
+def _overload_of_schema(schema: Any) -> OpOverload:
     packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
     return getattr(packet, schema.overload_name or "default")
 
@@ -290,16 +290,16 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
             source = _source_for_drawing(args, kwargs)
             if given is not None or not does_draw or source is None:
                 return operator(*args, **kwargs)
-            generator = source.generator(_device_of(args, kwargs), shown)
+            generator = source.generator(_drawing_device(args, kwargs), shown)
             args, kwargs = args[:position], {**kwargs, "generator": generator}
             if is_out or isinstance(source, EarlierDraws):
                 return operator(*args, **kwargs)
-            return _in_order(operator, args, kwargs)
+            return _draw_in_order(operator, args, kwargs)
 
     return kernel
 
 
-def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _draw_in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a random operator so that it draws in the order of the elements, for any strides of its arguments.
 
     Torch draws in the order of the memory. A tensor may have other strides as a tangent, in a batch or in a graph, and
@@ -321,8 +321,8 @@ def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     return out
 
 
-def _filled(out: torch.Tensor, source: DrawSource, fill: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """Draw the elements of `out` by `fill`, in the order of :func:`_in_order`, and return `out`.
+def _draw_elements(out: torch.Tensor, source: DrawSource, fill: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Draw the elements of `out` by `fill`, in the order of :func:`_draw_in_order`, and return `out`.
 
     For :class:`EarlierDraws` the order is torch's.
     """
@@ -344,7 +344,7 @@ def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> C
             source = _source_for_drawing(args, kwargs)
             if source is None:
                 return operator(*args, **kwargs)
-            generator = source.generator(_device_of(args, kwargs), shown)
+            generator = source.generator(_drawing_device(args, kwargs), shown)
             return other(*args, **kwargs, generator=generator)
 
     return kernel
@@ -366,7 +366,7 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
                 return operator(x, *bounds, **given, **kwargs)
             out = torch.empty_like(x, **kwargs)
             generator = source.generator(out.device, shown)
-            return _filled(out, source, lambda x: fill(x, *map(int, bounds), generator=generator))
+            return _draw_elements(out, source, lambda x: fill(x, *map(int, bounds), generator=generator))
 
     return kernel
 
@@ -388,7 +388,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
             with _lent_to_default(generator):
                 return operator(x, p, train)
         mask = torch.empty_like(x, dtype=torch.bool)
-        mask = _filled(mask, source, lambda x: x.bernoulli_(1 - p, generator=generator))
+        mask = _draw_elements(mask, source, lambda x: x.bernoulli_(1 - p, generator=generator))
         return (x * mask).mul(0.0 if p == 1 else 1 / (1 - p)), mask
 
 
@@ -424,7 +424,7 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
             source = _source_for_drawing(args, kwargs)
             if not probability or source is None:
                 return operator(*args, **kwargs)
-            with _lent_to_default(source.generator(_device_of(args, kwargs), str(operator))):
+            with _lent_to_default(source.generator(_drawing_device(args, kwargs), str(operator))):
                 return operator(*args, **kwargs)
 
     return kernel
@@ -450,7 +450,7 @@ def _lent_to_default(generator: torch.Generator) -> Iterator[None]:
             theirs.set_state(state)
 
 
-def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+def _drawing_device(args: Any, kwargs: dict[str, Any]) -> torch.device:
     """Return the device on which an operator draws, with its index."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):

@@ -54,7 +54,7 @@ def is_flex_attention(func: Any) -> bool:
     module = sys.modules.get("torch.nn.attention.flex_attention")
     if module is None or not hasattr(module, "flex_attention_hop"):  # it is being imported
         return False
-    _replace_once(module)
+    _replace_validate_device(module)
     return func is module.flex_attention_hop
 
 
@@ -82,7 +82,7 @@ class _UncompiledFlag:
 
 
 @functools.cache
-def _replace_once(module: Any) -> None:
+def _replace_validate_device(module: Any) -> None:
     check = module._validate_device
 
     @functools.wraps(check)

@@ -33,7 +33,7 @@ def symbolic_tensors(
     it uses this algorithm and does not choose one by the batch size. Where code compares sizes, as in
     ``if x.shape[0] > 3``, the trace assumes the answer for the example values.
     """
-    environment = _environment_class()()
+    environment = _example_environment_class()()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     symbols: dict[int, Any] = {}
 
@@ -53,7 +53,7 @@ def symbolic_tensors(
 
 
 @functools.cache
-def _environment_class() -> Any:
+def _example_environment_class() -> Any:
     import sympy
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 

@@ -28,7 +28,7 @@ def exports_to_dlpack_seen(call: Callable[[torch.Tensor], None]) -> Iterator[Non
     Tried on torch 2.13. A `TorchFunctionMode` intercepts `Tensor.__dlpack__`, but not `to_dlpack`. So `to_dlpack` is
     replaced once, in torch's modules: code that imported the function earlier keeps the original.
     """
-    _replace_once()
+    _replace_to_dlpack()
     outer, _HERE.call = _HERE.call, call
     try:
         yield
@@ -37,7 +37,7 @@ def exports_to_dlpack_seen(call: Callable[[torch.Tensor], None]) -> Iterator[Non
 
 
 @functools.cache
-def _replace_once() -> None:
+def _replace_to_dlpack() -> None:
     original = torch.utils.dlpack.to_dlpack
 
     @functools.wraps(original)

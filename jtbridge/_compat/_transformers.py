@@ -52,7 +52,7 @@ def watch_is_fake_tensor() -> None:
     """
     module = sys.modules.get("transformers.utils.import_utils")
     if module is not None:
-        _replace_once(module)
+        _replace_is_fake_tensor(module)
 
 
 def was_answered_fake() -> bool:
@@ -75,7 +75,7 @@ def treated_as_fake() -> Iterator[None]:
 
 
 @functools.cache
-def _replace_once(module: Any) -> None:
+def _replace_is_fake_tensor(module: Any) -> None:
     original = getattr(module, "is_fake_tensor", None)
     if original is None:
         return

@@ -26,7 +26,7 @@ def unbacked_fake_mode(answer: Answer, created: Callable[[], str]) -> FakeTensor
             ``range(int(n))`` do. The rest of the trace assumes the answer.
         created: called when a symbol is made; returns the place in the code, for messages (see :func:`known_size`).
     """
-    environment = _environment_class()(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
+    environment = _answering_environment_class()(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
     environment.answer, environment.created = answer, created
     # Closed-over tensors have numbers as sizes, not symbols.
     return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True, static_shapes=True)
@@ -45,7 +45,7 @@ def known_size(mode: FakeTensorMode, size: Any) -> int | str:
 
 
 @functools.cache
-def _environment_class() -> Any:
+def _answering_environment_class() -> Any:
     import sympy
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
     from torch.utils._sympy.value_ranges import bound_sympy

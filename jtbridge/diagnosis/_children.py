@@ -161,7 +161,7 @@ class Runner:
                 try:
                     hung = self._hangs(child, results)
                 finally:
-                    _end(child)
+                    _kill(child)
             written = errors.read_text(errors="replace").strip()
             return _outcome(child.returncode, hung, results.read_text(), written[-3000:])
 
@@ -184,7 +184,7 @@ class Runner:
         return False
 
 
-def _end(child: subprocess.Popen) -> None:
+def _kill(child: subprocess.Popen) -> None:
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -63,14 +63,14 @@ def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0)
     for group in wanted:
         if group not in known:
             raise ArgumentError(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")
-    found = _run([check for check in checks if check.group in wanted], timeout)
+    found = _run_checks([check for check in checks if check.group in wanted], timeout)
     if any(finding.text == UNPROVEN for finding in found):
         found = [x for x in found if x.text != UNPROVEN or x.group != "kernels"] + findings_of_kernels(timeout)
     ordered = sorted(found, key=lambda finding: rank(finding.group))
     return DoctorReport(tuple(ordered), time.monotonic() - started)
 
 
-def _run(checks: Sequence[Check], timeout: float) -> list[Finding]:
+def _run_checks(checks: Sequence[Check], timeout: float) -> list[Finding]:
     """Run checks, in this process and in children, and return their findings in the order of the checks."""
     stop = threading.Event()
     names = [name for name in PROCESSES if any(check.process == name for check in checks)]

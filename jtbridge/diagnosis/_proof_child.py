@@ -27,19 +27,19 @@ def main(plan: Mapping[str, Any]) -> None:
             folder, _, number = key.partition(":")
             if folder not in known:
                 known[folder] = _proving.cases(folder)
-            found = _proven(file, known[folder][int(number)])
+            found = _prove_case(file, known[folder][int(number)])
             write_line(file, {"done": key, "kernels": found})
             if any(wrong for _, wrong in found) and not _works():
                 return  # an error of the GPU lasts as long as the process; the next cases need a new one
 
 
 def _facts() -> dict[str, Any]:
-    refused = _refused()
+    refused = _unprovable_reason()
     cases = {} if refused else {name: [case.name for case in _proving.cases(name)] for name in _proving.folders()}
     return {"refused": refused, "key": _proofs.key(), "cases": cases}
 
 
-def _refused() -> str | None:
+def _unprovable_reason() -> str | None:
     chip = _chip.present()
     if chip is None:
         return f'JAX has no GPU: its default backend is "{jax.default_backend()}"'
@@ -48,7 +48,7 @@ def _refused() -> str | None:
     return unsupported_reason("rocm" if chip.capability is None else "cuda")
 
 
-def _proven(file: TextIO, case: _proving.Case) -> list[tuple[str, str | None]]:
+def _prove_case(file: TextIO, case: _proving.Case) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
 
     def add(kernel: str, wrong: str | None) -> None:

@@ -80,18 +80,18 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     """
     check_timeout(timeout)
     started = time.monotonic()
-    facts = _facts(timeout)
+    facts = _facts_from_child(timeout)
     if facts["refused"]:
         raise BackendError(f"The kernels cannot be proven here: {facts['refused']}.")
     names = {f"{folder}:{i}": name for folder, cases in facts["cases"].items() for i, name in enumerate(cases)}
-    seen = _seen(names, *_run(_groups(facts["cases"]), timeout))
+    seen = _seen(names, *_run_cases(_groups(facts["cases"]), timeout))
     record = _proofs.ProofRecord(
         tuple(sorted(name for name, wrong in seen.items() if wrong is None)),
         {name: wrong for name, wrong in sorted(seen.items()) if wrong is not None},
     )
     path = problem = ""
     try:
-        path = str(_proofs.write(facts["key"], record))
+        path = str(_proofs.write_record(facts["key"], record))
     except OSError as error:
         problem = (
             f"{_proofs.path_of(facts['key'])} cannot be written: {type(error).__name__}: {error.strerror or error}"
@@ -115,7 +115,7 @@ def findings_of_kernels(timeout: float) -> list[Finding]:
     return found + [Finding("kernels", name, FAILURE, wrong, fix) for name, wrong in report.failed.items()]
 
 
-def _facts(timeout: float) -> dict[str, Any]:
+def _facts_from_child(timeout: float) -> dict[str, Any]:
     """Return the facts about the chip and the cases, found by a child process."""
     outcome = Runner(PROCESS, timeout).child(["facts"])
     if "facts" not in outcome.results:
@@ -132,7 +132,7 @@ def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
     ]
 
 
-def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
+def _run_cases(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
     """Run all cases, several groups at a time; return the results, and the outcomes of failed children, by the case.
 
     The cases that fail run once more, one after the other. :class:`Runner` gives up if several of them do not end.

@@ -81,7 +81,7 @@ class DoctorReport:
 
     def _verdict(self) -> str:
         failures, warnings = len(self.of(FAILURE)), len(self.of(WARNING))
-        found = f"{_counted(failures, 'failure')}, {_counted(warnings, 'warning')}, {self.seconds:.1f} s"
+        found = f"{_counted_noun(failures, 'failure')}, {_counted_noun(warnings, 'warning')}, {self.seconds:.1f} s"
         return f"{'Healthy' if self.healthy else 'Not healthy'}: {found}"
 
 
@@ -96,12 +96,12 @@ def _lines(finding: Finding, width: int, colors: bool) -> list[str]:
     status = f"{finding.status:<7}"
     head = f"  {_styled(status, _COLORS[finding.status]) if colors else status}  {finding.name:<{width}}  "
     indent = " " * (13 + width)
-    lines = _wrapped(finding.text, indent)
-    fix = _wrapped(f"To do: {finding.fix}", indent) if finding.fix else []
+    lines = _wrapped_lines(finding.text, indent)
+    fix = _wrapped_lines(f"To do: {finding.fix}", indent) if finding.fix else []
     return [(head + lines[0].strip()).rstrip(), *lines[1:], *fix]
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrapped_lines(text: str, indent: str) -> list[str]:
     lines: list[str] = []
     for line in text.splitlines() or [""]:
         options: Any = {"initial_indent": indent, "subsequent_indent": indent, "break_long_words": False}
@@ -113,5 +113,5 @@ def _styled(text: str, code: int) -> str:
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
-def _counted(count: int, noun: str) -> str:
+def _counted_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -71,10 +71,10 @@ def _interpreted(
     def run(*values: Any) -> list[np.ndarray]:
         import torch
 
-        tensors = iter([_tensor(np.array(value)) for value in values])
+        tensors = iter([_as_torch_tensor(np.array(value)) for value in values])
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
         # Results begin as NaN, or as ones for other dtypes, so that tests find elements that the kernel does not write.
-        results = [_tensor(_unset(type_)) for type_ in out_types]
+        results = [_as_torch_tensor(_unset(type_)) for type_ in out_types]
         with torch.no_grad(), fixed_interpreter():
             kernel[grid](*given, *results, **constants)
         return [to_numpy(result) for result in results]
@@ -82,7 +82,7 @@ def _interpreted(
     return list(jax.pure_callback(run, list(out_types), *arrays, vmap_method="sequential"))
 
 
-def _tensor(memory: np.ndarray) -> Any:
+def _as_torch_tensor(memory: np.ndarray) -> Any:
     return reader(ArrayType(memory.shape, memory.dtype))(memory)
 
 

@@ -34,10 +34,14 @@ def lower_plainly(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
     lower = mlir.lower_fun(function, multiple_results=True)
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
-        return lower(ctx.replace(avals_in=_plain(ctx.avals_in), avals_out=_plain(ctx.avals_out)), *operands, **params)
+        return lower(
+            ctx.replace(avals_in=_without_mesh_axes(ctx.avals_in), avals_out=_without_mesh_axes(ctx.avals_out)),
+            *operands,
+            **params,
+        )
 
     return rule
 
 
-def _plain(avals: Sequence[Any]) -> list[ShapedArray]:
+def _without_mesh_axes(avals: Sequence[Any]) -> list[ShapedArray]:
     return [ShapedArray(x.shape, x.dtype) for x in avals]

@@ -64,8 +64,8 @@ def key() -> dict[str, str] | None:
     if chip is None:
         return None
     capability = "none" if chip.capability is None else str(chip.capability)
-    how = {"interpreted": str(interpreting()), "source": _source()}
-    return {"chip": chip.name, "capability": capability, "driver": driver(), **_versions(), **how}
+    how = {"interpreted": str(interpreting()), "source": _source_digest()}
+    return {"chip": chip.name, "capability": capability, "driver": driver(), **_package_versions(), **how}
 
 
 def driver() -> str:
@@ -98,11 +98,11 @@ def record() -> ProofRecord | None:
         return _warn(path, error)
     with _LOCK:
         if _LAST is None or _LAST[0] != at:
-            _LAST = at, _read(path, wanted)
+            _LAST = at, _read_record(path, wanted)
         return _LAST[1]
 
 
-def write(key: Mapping[str, str], record: ProofRecord) -> Path:
+def write_record(key: Mapping[str, str], record: ProofRecord) -> Path:
     """Write a record, atomically, and return its file.
 
     Raises:
@@ -127,7 +127,8 @@ def unproven_reason() -> str | None:
     if found is None:
         return UNPROVEN
     if not found.proven:
-        return f"no kernel passed its proof on this chip: {_listed(found)}"
+        failures = "; ".join(f"`{name}`: {reason}" for name, reason in sorted(found.failed.items()))
+        return f"no kernel passed its proof on this chip: {failures}"
     return None
 
 
@@ -164,7 +165,7 @@ def kernels_in_use() -> frozenset[str] | None:
     return _ONLY.get()
 
 
-def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
+def _read_record(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
     try:
         held = json.loads(cache_folder.read_text(path))
         proven, failed = held["proven"], held["failed"]
@@ -189,16 +190,12 @@ def _warn(path: Path, error: Exception) -> None:
     )
 
 
-def _listed(found: ProofRecord) -> str:
-    return "; ".join(f"`{name}`: {reason}" for name, reason in sorted(found.failed.items()))
-
-
 @functools.cache
-def _versions() -> dict[str, str]:
-    return {"jtbridge": version.__version__, **{name: _version(name) for name in _PACKAGES}}
+def _package_versions() -> dict[str, str]:
+    return {"jtbridge": version.__version__, **{name: _package_version(name) for name in _PACKAGES}}
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -206,7 +203,7 @@ def _version(package: str) -> str:
 
 
 @functools.cache
-def _source() -> str:
+def _source_digest() -> str:
     """Return a digest of the kernels' source files. In a checkout, files change while the version stays the same."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):

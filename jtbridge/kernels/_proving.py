@@ -101,7 +101,7 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
         want = jax.block_until_ready(jax.jit(lambda *xs: list(primitive.reference(*xs)))(*arrays))
         try:
             got = _by_kernel(primitive, arrays)
-            wrong = _difference(got, want, max(_LEAST_TOLERANCES.get(str(x.dtype), 0.0) for x in arrays))
+            wrong = _disagreement(got, want, max(_LEAST_TOLERANCES.get(str(x.dtype), 0.0) for x in arrays))
         except Exception as error:  # noqa: BLE001  (of the compiler or the driver: this kernel is not proven)
             lines = str(error).strip().splitlines()
             wrong = f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
@@ -126,7 +126,7 @@ def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
     return jax.block_until_ready(program.compile()(*arrays))
 
 
-def _difference(got: Sequence[Any], want: Sequence[Any], of_sums: float) -> str | None:
+def _disagreement(got: Sequence[Any], want: Sequence[Any], of_sums: float) -> str | None:
     """Return how results differ; None if they agree. `of_sums` is the smallest tolerance of float32 results."""
     if len(got) != len(want):
         return f"{len(got)} results where the reference has {len(want)}"

@@ -49,7 +49,7 @@ def milliseconds(
     options = {**constants, "num_warps": num_warps, "num_stages": num_stages, **COMPILER_OPTIONS}
     try:
         wait_for_device()
-        return _median(kernel[grid], operands, out_types, options)
+        return _median_time(kernel[grid], operands, out_types, options)
     except (TritonError, RuntimeError) as error:  # from Triton's compiler, the driver, or torch when out of memory
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
@@ -71,7 +71,7 @@ def wait_for_device() -> None:
     torch.cuda.synchronize()
 
 
-def _median(
+def _median_time(
     launch: Any, operands: Sequence[Any], out_types: Sequence[jax.ShapeDtypeStruct], options: Mapping[str, Any]
 ) -> float:
     import torch

@@ -106,7 +106,7 @@ def chosen(kernel: Any, candidates: Sequence[C], problem: Problem, milliseconds:
     key = _key_of_problem(kernel, chip, problem)
     path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
     found = tuning.known_or_tuned(
-        _FOUND, key, path, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds)
+        _FOUND, key, path, lambda: _read_configuration(path, key, every), lambda: _tuned(path, key, every, milliseconds)
     )
     return found or default
 
@@ -122,7 +122,7 @@ def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Call
     if not timed:
         return tuning.warn(f"`{key['kernel']}` is not tuned: no candidate runs. The first says: {times[candidates[0]]}")
     # Another process may have written a result meanwhile. This process uses that result, as all later processes do.
-    found = _read(path, key, candidates) or min(timed, key=timed.__getitem__)
+    found = _read_configuration(path, key, candidates) or min(timed, key=timed.__getitem__)
     _write(path, key, found, times)
     _TUNED_KEYS += 1
     return found
@@ -140,7 +140,7 @@ def _key_of_problem(kernel: Any, chip: _chip.Chip, problem: Problem) -> dict[str
     }
 
 
-def _read(path: Path, key: Problem, candidates: Sequence[C]) -> C | None:
+def _read_configuration(path: Path, key: Problem, candidates: Sequence[C]) -> C | None:
     """Return the configuration in a key's file, if it is one of the candidates; None otherwise.
 
     The candidates may have changed since the file was written.

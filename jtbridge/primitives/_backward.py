@@ -15,17 +15,11 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, to_front, with_sharded_rows
 from jtbridge.transforms import Vmap
 
-from ._binding import tangents_out
+from ._binding import traced_tangents
 from ._common import bind, new_primitive, probe
 from ._transpose import transpose_linear
 
-
-def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tuple[int, int]) -> Any:
-    del fn
-    return backward, args[counts[0] :]
-
-
-torch_backward_p = new_primitive("torch_backward", _select)
+torch_backward_p = new_primitive("torch_backward", lambda *args, backward, counts, **_: (backward, args[counts[0] :]))
 
 
 # jvp:  the derivative of the function (x, ct) -> ct @ Df(x), which is fn.
@@ -42,7 +36,7 @@ def _jvp(
     inputs, saved = counts
     args = [*primals[:inputs], *primals[inputs + saved :]]
     differentiated = [*tangents[:inputs], *tangents[inputs + saved :]]
-    return results, tangents_out(fn, results, args, differentiated, backend)
+    return results, traced_tangents(fn, results, args, differentiated, backend)
 
 
 # transpose in ct:  dx -> Df(x) dx, computed as the transpose of fn.

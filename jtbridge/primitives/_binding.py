@@ -60,7 +60,7 @@ def differential(
     )
 
 
-def tangents_out(
+def traced_tangents(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
 ) -> list[Any]:
     """Return the tangents of all results: derivatives for float and complex results, symbolic zeros for the others."""

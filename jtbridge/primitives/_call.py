@@ -21,7 +21,7 @@ from jtbridge.core.primitive_rules import (
 )
 from jtbridge.transforms import Vmap
 
-from ._binding import differential, tangents_out, torch_call, torch_call_p
+from ._binding import differential, torch_call, torch_call_p, traced_tangents
 from ._common import bind, probe, will_translate
 from ._forward import torch_forward_p
 from ._transpose import transpose_linear
@@ -34,15 +34,15 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
     outs = differentiable(fn.out_types)
     if wrt and outs and is_staging() and will_translate(fn, backend):
         check_differentiable(fn, wrt, again=True)
-        results, saved, backward = _forward(primals, fn, wrt, outs, backend)
+        results, saved, backward = _forward_with_residuals(primals, fn, wrt, outs, backend)
         differentiated = [tangents[i] for i in wrt]
         derivatives = differential(fn, wrt, primals, differentiated, backend=backend, saved=saved, backward=backward)
         return results, replaced(zero_tangents(results), outs, derivatives)
     results = torch_call(*primals, fn=fn, backend=backend)
-    return results, tangents_out(fn, results, primals, tangents, backend)
+    return results, traced_tangents(fn, results, primals, tangents, backend)
 
 
-def _forward(
+def _forward_with_residuals(
     primals: Sequence[Any], fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], backend: str
 ) -> tuple[list[Any], list[Any], TorchFunction | None]:
     """Return the results, the arrays that the backward needs, and the backward.
@@ -70,7 +70,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
         return results, [False] * len(results), (), lambda _, *tangents: zeros
     check_differentiable(fn, wrt, again=fn.order > 0 or not is_vjp)
     if is_vjp:
-        results, saved, backward = _forward(primals, fn, wrt, outs, backend)
+        results, saved, backward = _forward_with_residuals(primals, fn, wrt, outs, backend)
     else:  # forward mode needs no residuals
         results, saved, backward = torch_call(*primals, fn=fn, backend=backend), [], None
     zeros = zero_tangents(results)

@@ -15,7 +15,7 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, with_sharded_rows, zero_tangents
 from jtbridge.transforms import Vmap
 
-from ._binding import tangents_out
+from ._binding import traced_tangents
 from ._common import bind, new_primitive, probe
 from ._transpose import transpose_linear
 
@@ -25,7 +25,7 @@ torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (for
 # jvp:  dy = Df(x) dx,  dr = 0.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, forward: Any, backend: str) -> Any:
     results = bind(torch_forward_p, *primals, fn=fn, forward=forward, backend=backend)
-    y_tangents = tangents_out(fn, results[: len(fn.out_types)], primals, tangents, backend)
+    y_tangents = traced_tangents(fn, results[: len(fn.out_types)], primals, tangents, backend)
     return results, y_tangents + zero_tangents(results[len(fn.out_types) :])
 
 

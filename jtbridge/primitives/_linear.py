@@ -17,7 +17,7 @@ from jtbridge.core.primitive_rules import batch_first, batch_size, sharded_like,
 from jtbridge.transforms import Vmap, of_results
 
 from ._backward import torch_backward_p
-from ._binding import linear_operands, tangents_out, torch_call, torch_linear_p
+from ._binding import linear_operands, torch_call, torch_linear_p, traced_tangents
 from ._common import bind, probe
 
 
@@ -30,7 +30,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, backend: str, **par
     if all(type(t) is ad.Zero for t in differentiated[:inputs]):  # linear in dx: the derivative is the map itself
         linear = [ad.instantiate_zeros(t) for t in differentiated[inputs:]]
         return results, bind(torch_linear_p, *primals[: inputs + saved], *linear, backend=backend, **params)
-    return results, tangents_out(forward, results, args, differentiated, backend)
+    return results, traced_tangents(forward, results, args, differentiated, backend)
 
 
 # transpose in dx:  ct -> ct @ Df(x), by the backward graph if the forward saved residuals.

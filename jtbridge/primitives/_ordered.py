@@ -49,7 +49,7 @@ def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TracedFunction)
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
-def _refuse(what: str) -> Callable[..., Any]:
+def _refusing_rule(what: str) -> Callable[..., Any]:
     def rule(*_: Any, fn: TracedFunction, **__: Any) -> Any:
         raise EffectsError(
             f'`{fn.name}` is wrapped with effects="ordered" and cannot be {what}: its calls would no longer happen '
@@ -62,6 +62,6 @@ def _refuse(what: str) -> Callable[..., Any]:
 
 torch_ordered_p.def_impl(_impl)
 torch_ordered_p.def_effectful_abstract_eval(_abstract_eval)
-ad.primitive_jvps[torch_ordered_p] = _refuse("differentiated")
-batching.primitive_batchers[torch_ordered_p] = lambda args, dims, **params: _refuse("vmapped")(**params)
+ad.primitive_jvps[torch_ordered_p] = _refusing_rule("differentiated")
+batching.primitive_batchers[torch_ordered_p] = lambda args, dims, **params: _refusing_rule("vmapped")(**params)
 mlir.register_lowering(torch_ordered_p, _lowering)

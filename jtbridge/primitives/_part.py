@@ -27,7 +27,7 @@ from jtbridge.core.primitive_rules import batch_first, batch_size, with_sharded_
 from jtbridge.transforms import Vmap
 from jtbridge.translate import ProgramPart, translate
 
-from ._binding import tangents_out
+from ._binding import traced_tangents
 from ._common import bind, new_primitive, will_translate
 from ._forward import torch_forward_p
 
@@ -48,7 +48,7 @@ def _jvp(
     values = bind(torch_part_p, *primals, fn=fn, part=part, results=results, backend=backend)
     count = len(fn.in_types)
     like = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in fn.out_types]
-    of_results = tangents_out(fn, like, primals[:count], tangents[:count], backend)
+    of_results = traced_tangents(fn, like, primals[:count], tangents[:count], backend)
     zeros = zero_tangents(values)
     return values, [zero if i is None else of_results[i] for i, zero in zip(results, zeros, strict=True)]
 

@@ -121,11 +121,11 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
         with config(backend=status.name), warnings.catch_warnings():
             warnings.simplefilter("ignore", CalledWarning)
             warnings.simplefilter("ignore", SequentialVmapWarning)
-            found += _compared(status.name, wrapped, args, kwargs)
+            found += _comparisons(status.name, wrapped, args, kwargs)
     return CheckReport(f"{traced.name}({describe_arguments(traced)})", tuple(found))
 
 
-def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
+def _comparisons(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
     traced, operands = wrapped.prepared(args, dict(kwargs))
     device = device_closed_over(wrapped.runs)
     found = []
@@ -161,16 +161,16 @@ class _Case:
     reference: TorchFunction  # torch's function of the same inputs
 
 
-def _value(traced: TracedFunction, operands: list[Any]) -> _Case:
+def _value_case(traced: TracedFunction, operands: list[Any]) -> _Case:
     return _Case(operands, lambda call: call, traced)
 
 
-def _vjp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _vjp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
     count = len(operands)
-    cotangents = _random([traced.out_types[o] for o in outs])
+    cotangents = _random_directions([traced.out_types[o] for o in outs])
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
@@ -182,12 +182,12 @@ def _vjp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     return _Case([*operands, *cotangents], program, Vjp(traced, wrt, outs))
 
 
-def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _jvp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
     count = len(operands)
-    tangents = _random([traced.in_types[i] for i in wrt])
+    tangents = _random_directions([traced.in_types[i] for i in wrt])
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
@@ -199,7 +199,7 @@ def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     return _Case([*operands, *tangents], program, Jvp(traced, wrt, outs))
 
 
-def _vmap(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _vmap_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     """Return the case of two rows: the inputs, and the inputs with the floats halved.
 
     Constants and the key have no batch axis.
@@ -216,10 +216,10 @@ def _vmap(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
 
 _CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
-    "value": _value,
-    "vjp": _vjp,
-    "jvp": _jvp,
-    "vmap": _vmap,
+    "value": _value_case,
+    "vjp": _vjp_case,
+    "jvp": _jvp_case,
+    "vmap": _vmap_case,
 }
 
 
@@ -229,21 +229,22 @@ def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case, de
     if traced.traits.effects.random_operator is not None:
         same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
         return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
-    with case.reference.state.applied():
+    reference = case.reference
+    with reference.state.applied():
         tensors = tuple(to_torch(x, copy=True).to(device) for x in case.inputs)
-        run = _rows_of(case.reference) if isinstance(case.reference, Vmap) else case.reference
-        worst, same = _difference(got, run, tensors)
-        by_gradient = case.reference.by_gradient if isinstance(case.reference, Jvp) else run
-        from_gradient, agrees = _difference(got, by_gradient, tensors) if by_gradient is not run else (worst, same)
+        run = (lambda *tensors: reference.by_loop(tensors)) if isinstance(reference, Vmap) else reference
+        worst, same = _difference_from_torch(got, run, tensors)
+        by_gradient = reference.by_gradient if isinstance(reference, Jvp) else run
+        from_gradient, agrees = (
+            _difference_from_torch(got, by_gradient, tensors) if by_gradient is not run else (worst, same)
+        )
     note = "" if agrees or not same else f"torch's forward mode; its gradient differs by {from_gradient:.1e}"
     return Comparison(backend, mode, worst, same, note)
 
 
-def _rows_of(batch: Vmap) -> Callable[..., Tensors]:
-    return lambda *tensors: batch.by_loop(tensors)
-
-
-def _difference(got: Sequence[jax.Array], run: Callable[..., Tensors], tensors: Tensors) -> tuple[float, bool]:
+def _difference_from_torch(
+    got: Sequence[jax.Array], run: Callable[..., Tensors], tensors: Tensors
+) -> tuple[float, bool]:
     """Return the greatest difference from torch's results, and whether all results differ by rounding only."""
     expected = [to_numpy(tensor.detach().cpu()) for tensor in run(*tensors)]
     differences = [difference(np.asarray(a), b) for a, b in zip(got, expected, strict=True)]
@@ -257,7 +258,7 @@ def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int,
     return differentiable(traced.in_types[: traced.first_constant]), differentiable(traced.out_types)
 
 
-def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:
+def _random_directions(types: Sequence[ArrayType]) -> list[np.ndarray]:
     """Return random directions for derivatives, the same in every run."""
     generator = np.random.default_rng(0)
     found = []

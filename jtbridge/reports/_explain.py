@@ -139,15 +139,15 @@ class Explanation:
             ("gradient", self.gradient or "nothing to differentiate"),
             *(("traced by", str(trial)) for trial in self.trials),
             *(("graph by", str(trial)) for trial in (self.graph_trials if len(self.graph_trials) > 1 else ())),
-            ("operators", "no graph" if self.operators is None else _counts(self.operators)),
+            ("operators", "no graph" if self.operators is None else _counts_text(self.operators)),
             *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
             *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
             *(("islands", str(island)) for island in self.islands),
             *(("left to XLA", str(operator)) for operator in self.left_to_xla),
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
-            ("dtype changes", _counts(self.casts)),
-            ("GPU kernels", _counts(self.kernels)),
+            ("dtype changes", _counts_text(self.casts)),
+            ("GPU kernels", _counts_text(self.kernels)),
             ("constants", f"{count} arrays, {size / 2**20:.1f} MiB" if count else "none"),
             ("captured in", f"{self.seconds:.2f} s"),
         ]
@@ -196,12 +196,12 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         ('xla', {'aten.sin.default': 1})
     """
     wrapped = as_wrapped(fn)
-    args, kwargs = jax.tree.map(_as_array, in_order((args, kwargs)))
+    args, kwargs = jax.tree.map(_example_array, in_order((args, kwargs)))
     started = time.perf_counter()
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
     platform = jax.default_backend()
-    module = _graph(traced)
+    module = _forward_graph(traced)
     nodes = [] if module is None else _nodes(module)
     counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
@@ -220,16 +220,16 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         missing=() if counts is None else counts.missing,
         islands=tuple(report for report, in_torch in runners if in_torch),
         left_to_xla=tuple(report for report, in_torch in runners if not in_torch),
-        random=_random(traced, nodes),
+        random=_random_operators(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
-        kernels=_kernels(traced, wrapped.backend) if may_use_kernels(wrapped.backend) else {},
+        kernels=_kernel_counts(traced, wrapped.backend) if may_use_kernels(wrapped.backend) else {},
         constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
         seconds=seconds,
     )
 
 
-def _as_array(leaf: Any) -> Any:
+def _example_array(leaf: Any) -> Any:
     return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
@@ -242,7 +242,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
-def _graph(traced: TracedFunction) -> fx.GraphModule | None:
+def _forward_graph(traced: TracedFunction) -> fx.GraphModule | None:
     """Return the forward graph, or None if torch cannot trace the function."""
     try:
         return aten_graph(traced)
@@ -256,7 +256,7 @@ def _nodes(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -> str | None:
-    gradient = _gradient(traced)
+    gradient = _gradient_function(traced)
     if gradient is None:
         return None
     backend = choose(wrapped.backend, platform, gradient, quiet=True)
@@ -264,7 +264,7 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
     return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
 
 
-def _gradient(traced: TracedFunction) -> TorchFunction | None:
+def _gradient_function(traced: TracedFunction) -> TorchFunction | None:
     """Return the vector-Jacobian product of a function; None if there is nothing to differentiate.
 
     For a function with regions whose sizes depend on data, return only the backward, if it can be split off: the whole
@@ -280,14 +280,14 @@ def _gradient(traced: TracedFunction) -> TorchFunction | None:
     return Vjp(traced, wrt, outs)
 
 
-def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+def _random_operators(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
     found = {str(node.target) for node in nodes if draws(node.target, node.args, node.kwargs)}
     if not nodes and traced.traits.effects.random_operator is not None:
         found = {traced.traits.effects.random_operator}
     return tuple(sorted(found))
 
 
-def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
+def _kernel_counts(traced: TracedFunction, backend: str) -> dict[str, int]:
     """Count the Triton kernels in the translated function. On a GPU, "auto" uses only those that are proven there."""
     if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
@@ -311,7 +311,7 @@ def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tu
     if traced.islands == "never" or wrapped.ordered:
         return []
     found: dict[Any, tuple[IslandReport, bool]] = {}
-    gradient = _gradient(traced)
+    gradient = _gradient_function(traced)
     for function in (traced, *([] if gradient is None else [gradient])):
         if choose(wrapped.backend, platform, function, quiet=True).kind == "call":
             continue
@@ -325,8 +325,8 @@ def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tu
                 operators=operators,
                 count=counts[key, choice.in_torch],
                 gradient=function is not traced,
-                inputs=tuple(map(_type, inputs)),
-                results=tuple(map(_type, results)),
+                inputs=tuple(map(_type_text, inputs)),
+                results=tuple(map(_type_text, results)),
                 bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
                 reason=choice.reason or "",
                 tuned=choice.measured,
@@ -339,7 +339,7 @@ def _operators_and_types(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[Arra
     return tuple(map(str, island_of(fn).operators)), fn.in_types, fn.out_types
 
 
-def _type(type_: ArrayType) -> str:
+def _type_text(type_: ArrayType) -> str:
     return f"{type_.dtype}{list(type_.shape)}"
 
 
@@ -349,18 +349,18 @@ def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
     if not nodes:
         for type_, dtype in zip(traced.in_types, traced.in_torch_dtypes, strict=False):
             if torch_dtype(type_.dtype, "an argument") is not dtype:
-                changes[f"{type_.dtype} -> {_name(dtype)}"] += 1
+                changes[f"{type_.dtype} -> {_dtype_name(dtype)}"] += 1
     for node in nodes:
         if node.target in _DTYPE_CHANGES and isinstance(node.args[0], fx.Node):
             before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype
             if before is not after:
-                changes[f"{_name(before)} -> {_name(after)}"] += 1
+                changes[f"{_dtype_name(before)} -> {_dtype_name(after)}"] += 1
     return dict(changes)
 
 
-def _name(dtype: torch.dtype | np.dtype) -> str:
+def _dtype_name(dtype: torch.dtype | np.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts.items()) or "none"

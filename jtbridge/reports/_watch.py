@@ -72,7 +72,7 @@ class Watch:
 
         def trace_lines(frame: Any, event: str, _: Any) -> Any:
             check()
-            last[0] = _line(frame)
+            last[0] = _line_of_frame(frame)
             return trace_lines
 
         def trace(frame: Any, event: str, _: Any) -> Any:
@@ -143,7 +143,7 @@ class Watch:
                 return
             frame = frame.f_back
         if frame is not None and not _imports(frame):
-            self._note_line(kind, what, _line(frame))
+            self._note_line(kind, what, _line_of_frame(frame))
 
 
 class TakenArrays(TorchFunctionMode):
@@ -224,7 +224,7 @@ def _imports(frame: Any) -> bool:
     return False
 
 
-def _line(frame: Any) -> str:
+def _line_of_frame(frame: Any) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -232,4 +232,4 @@ def _users_line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
-    return "" if frame is None else _line(frame)
+    return "" if frame is None else _line_of_frame(frame)

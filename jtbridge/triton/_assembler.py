@@ -31,10 +31,10 @@ def ptx_version(capability: int) -> int | None:
     assembler = jax_assembler()
     if assembler is None:
         return None
-    known = compiler.ptx_get_version(".".join(map(str, _version(assembler)[:2])))
+    known = compiler.ptx_get_version(".".join(map(str, _assembler_version(assembler)[:2])))
     if known >= compiler.ptx_get_version(compiler.get_ptxas(capability).version):
         return None
-    return known if _takes(assembler, known, compiler.sm_arch_from_capability(capability)) else None
+    return known if _accepts_ptx(assembler, known, compiler.sm_arch_from_capability(capability)) else None
 
 
 def jax_assembler() -> Path | None:
@@ -45,7 +45,7 @@ def jax_assembler() -> Path | None:
     plugin = next((name for name in _PLUGINS if f"{name}._triton" in sys.modules), None)
     if plugin is None:
         return None
-    return next((path for path in _candidates(plugin) if (11, 8) <= _version(path) != (12, 3, 103)), None)
+    return next((path for path in _candidates(plugin) if (11, 8) <= _assembler_version(path) != (12, 3, 103)), None)
 
 
 def _candidates(plugin: str) -> Iterator[Path]:
@@ -57,7 +57,7 @@ def _candidates(plugin: str) -> Iterator[Path]:
 
 
 @functools.cache
-def _version(assembler: Path) -> tuple[int, ...]:
+def _assembler_version(assembler: Path) -> tuple[int, ...]:
     """Return the version of an assembler, such as (12, 9, 86); () if it cannot be run."""
     try:
         text = subprocess.run([assembler, "--version"], capture_output=True, text=True, check=True).stdout
@@ -67,7 +67,7 @@ def _version(assembler: Path) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _takes(assembler: Path, version: int, target: str) -> bool:
+def _accepts_ptx(assembler: Path, version: int, target: str) -> bool:
     """Return whether an assembler accepts PTX of a version for a chip, tried with a program without kernels."""
     text = f".version {version // 10}.{version % 10}\n.target {target}\n.address_size 64\n"
     with tempfile.TemporaryDirectory() as folder:

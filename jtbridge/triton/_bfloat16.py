@@ -28,8 +28,8 @@ def bfloat16_patches() -> list[tuple[Any, str, Any]]:
 
     patches: list[tuple[Any, str, Any]] = [(interpreter, name, make(interpreter)) for name, make in _FUNCTIONS.items()]
     patches += [(interpreter.InterpreterBuilder, name, make(interpreter)) for name, make in _OPERATORS.items()]
-    patches.append((interpreter.InterpreterBuilder, "get_bf16", _constant(interpreter)))
-    patches.append((interpreter.ReduceOps, "sum", _sum))
+    patches.append((interpreter.InterpreterBuilder, "get_bf16", _bfloat16_constant(interpreter)))
+    patches.append((interpreter.ReduceOps, "sum", _reduce_sum))
     patches.append((interpreter.ScanOps, "cumsum", _cumulative_sum))
     return patches
 
@@ -39,7 +39,7 @@ def _dtype(interpreter: Any) -> Any:
     return lambda type_: _BFLOAT16 if getattr(type_, "scalar", type_) == tl.bfloat16 else dtype_of(type_)
 
 
-def _constant(interpreter: Any) -> Any:
+def _bfloat16_constant(interpreter: Any) -> Any:
     handle, bfloat16 = interpreter.TensorHandle, interpreter.tl.bfloat16
     return lambda self, value: handle(np.array([value], _BFLOAT16), bfloat16)
 
@@ -69,7 +69,7 @@ def _convert(interpreter: Any) -> Any:
     return convert
 
 
-def _load(interpreter: Any) -> Any:
+def _masked_load(interpreter: Any) -> Any:
     original, tl, handle = interpreter.InterpreterBuilder.create_masked_load, interpreter.tl, interpreter.TensorHandle
 
     def load(self: Any, pointers: Any, mask: Any, other: Any, *how: Any, **named: Any) -> Any:
@@ -83,7 +83,7 @@ def _load(interpreter: Any) -> Any:
     return load
 
 
-def _store(interpreter: Any) -> Any:
+def _masked_store(interpreter: Any) -> Any:
     original, tl, handle = interpreter.InterpreterBuilder.create_masked_store, interpreter.tl, interpreter.TensorHandle
 
     def store(self: Any, pointers: Any, value: Any, *how: Any, **named: Any) -> Any:
@@ -115,7 +115,7 @@ def _atomic(interpreter: Any) -> Any:
     return change
 
 
-def _product(interpreter: Any) -> Any:
+def _dot(interpreter: Any) -> Any:
     original, tl = interpreter.InterpreterBuilder.create_dot, interpreter.tl
 
     def product(self: Any, a: Any, b: Any, *others: Any) -> Any:
@@ -128,23 +128,23 @@ def _product(interpreter: Any) -> Any:
 # NumPy rounds every partial sum of bfloat16 numbers, so sums are computed in float32.
 
 
-def _sum(self: Any, x: Any) -> Any:
-    return self.to_tensor(np.sum(_as_float32(x), axis=self.axis, keepdims=self.keep_dims), x.dtype)
+def _reduce_sum(self: Any, x: Any) -> Any:
+    return self.to_tensor(np.sum(_float32_data(x), axis=self.axis, keepdims=self.keep_dims), x.dtype)
 
 
 def _cumulative_sum(self: Any, x: Any) -> Any:
-    return [self.to_tensor(np.cumsum(_as_float32(x), axis=self.axis), dtype=x.dtype)]
+    return [self.to_tensor(np.cumsum(_float32_data(x), axis=self.axis), dtype=x.dtype)]
 
 
-def _as_float32(x: Any) -> np.ndarray:
+def _float32_data(x: Any) -> np.ndarray:
     data = x.handle.data
     return data.astype(np.float32) if data.dtype == _BFLOAT16 else data
 
 
 _FUNCTIONS = {"_get_np_dtype": _dtype, "_convert_float": _convert}
 _OPERATORS = {
-    "create_masked_load": _load,
-    "create_masked_store": _store,
+    "create_masked_load": _masked_load,
+    "create_masked_store": _masked_store,
     "create_atomic_rmw": _atomic,
-    "create_dot": _product,
+    "create_dot": _dot,
 }

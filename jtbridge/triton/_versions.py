@@ -32,7 +32,7 @@ def unsupported_reason(platform: str = "cuda") -> str | None:
 
 def _mismatch() -> str | None:
     """Return why the installed versions do not work together: jax-triton 0.4 finds no NVIDIA backend in Triton 3.6."""
-    triton, jax_triton = _versions()
+    triton, jax_triton = _installed_versions()
     if not passes_aliases_twice() and _major_minor(triton) < (3, 7):
         return (
             f"jax-triton {jax_triton} needs Triton 3.7 or newer, but Triton {triton} is installed. "
@@ -47,7 +47,7 @@ def _mismatch_on_amd() -> str | None:
     For AMD, Triton from 3.7 on reads `num_ctas`, the number of blocks of a cluster, and jax-triton up to 0.4.1 does not
     pass it. Tried by lowering with Triton 3.6 to 3.9, on a machine without a GPU.
     """
-    triton, jax_triton = _versions()
+    triton, jax_triton = _installed_versions()
     passes_it = "num_ctas" in import_jax_triton().triton_lib.compile_ttir_to_hsaco_inplace.__code__.co_consts
     if passes_it or _major_minor(triton) < (3, 7):
         return None
@@ -56,7 +56,7 @@ def _mismatch_on_amd() -> str | None:
     )
 
 
-def _versions() -> tuple[str, str]:
+def _installed_versions() -> tuple[str, str]:
     return importlib.metadata.version("triton"), importlib.metadata.version("jax-triton")
 
 

@@ -171,9 +171,9 @@ def test_an_old_python(monkeypatch):
 
 
 def test_torch_whose_float16_products_are_wrong(installed, monkeypatch):
-    assert found_by(versions._torch) == {}
+    assert found_by(versions._torch_float16) == {}
     installed["torch"] = "2.14.0+cpu"
-    status, text, fix = found_by(versions._torch)["torch, float16"]
+    status, text, fix = found_by(versions._torch_float16)["torch, float16"]
     assert status == "warning"
     assert "float16 products on a CPU wrongly" in text
     assert "another version of torch" in fix
@@ -212,7 +212,7 @@ def test_a_torch_without_the_device(monkeypatch):
 def test_jax_on_the_cpu_of_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr(environment, "nvidia_driver", lambda: "550.54")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    status, text, fix = found_by(environment._devices)["jax and the GPU"]
+    status, text, fix = found_by(environment._device_findings)["jax and the GPU"]
     assert (status, text) == ("warning", "this machine has an NVIDIA driver (550.54), and JAX uses the CPU")
     assert "pip install 'jax[cuda12]'" in fix
 
@@ -223,7 +223,7 @@ def test_a_platform_that_jax_does_not_have(monkeypatch):
 
     monkeypatch.setattr(jax, "devices", devices)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    (found,) = environment._devices()
+    (found,) = environment._device_findings()
     assert found.status == "failure"
     assert found.text == "JAX has no device here, because JAX_PLATFORMS is 'cuda': AssertionError"
     assert found.fix.startswith("Unset JAX_PLATFORMS")

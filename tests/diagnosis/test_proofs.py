@@ -74,7 +74,7 @@ def interpreted(chip: Path, prelude, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(proven: list[str], **failed: str) -> Path:
     reasons = {name.replace("_", " "): reason for name, reason in failed.items()}
-    return _proofs.write(_proofs.key() or {}, ProofRecord(tuple(proven), reasons))
+    return _proofs.write_record(_proofs.key() or {}, ProofRecord(tuple(proven), reasons))
 
 
 def status() -> str:
@@ -141,8 +141,8 @@ def test_a_process_without_a_gpu_says_so():
     [
         (_chip, "present", lambda: Chip("NVIDIA A100-SXM4-80GB", 80)),
         (_proofs, "driver", lambda: "999.1"),
-        (_proofs, "_versions", lambda: {"jtbridge": "9.9"}),
-        (_proofs, "_source", lambda: "another"),
+        (_proofs, "_package_versions", lambda: {"jtbridge": "9.9"}),
+        (_proofs, "_source_digest", lambda: "another"),
     ],
     ids=["chip", "driver", "versions", "source"],
 )
@@ -189,14 +189,14 @@ import json, sys
 from jtbridge.kernels import _proofs
 key, name = json.loads(sys.argv[1]), sys.argv[2]
 for _ in range(300):
-    _proofs.write(key, _proofs.ProofRecord(tuple(f"{name} {i}" for i in range(50)), {}))
+    _proofs.write_record(key, _proofs.ProofRecord(tuple(f"{name} {i}" for i in range(50)), {}))
 """
 
 
 def test_processes_that_write_at_once_leave_a_whole_record(chip):
     key = _proofs.key()
     assert key is not None
-    path = _proofs.write(key, ProofRecord(("first",), {}))
+    path = _proofs.write_record(key, ProofRecord(("first",), {}))
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, json.dumps(key), name]) for name in ("a", "b")]
     counts = set()
     while any(writer.poll() is None for writer in writers):
@@ -265,7 +265,7 @@ def test_a_case_that_fails_beside_others_runs_again_alone(monkeypatch):
 
     monkeypatch.setattr(_prove.Runner, "run", run)
     names = {"softmax:0": "three rows", "softmax:1": "many rows"}
-    assert _prove._seen(names, *_prove._run([list(names)], 1.0)) == {"softmax forward": None}
+    assert _prove._seen(names, *_prove._run_cases([list(names)], 1.0)) == {"softmax forward": None}
     assert alone == ["softmax:1"]
 
 

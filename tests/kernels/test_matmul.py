@@ -15,7 +15,7 @@ import jtbridge
 from jtbridge.kernels import matmul
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._matmul import op, reference, unsupported_reason
-from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose, needed
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, default, shared_memory_bytes
 
 from .harness import (
     ARCHITECTURES,
@@ -95,7 +95,7 @@ def test_blocks_of_every_size(kind, monkeypatch):
     factor = 2 * TOLERANCE["float16"] / TOLERANCE["float32"] if kind == "tf32" and ON_GPU else 2
     for configuration in CONFIGURATIONS[kind]:
         op.differentiable_kernel.cache_clear()
-        monkeypatch.setattr(op, "choose", lambda *_, configuration=configuration: configuration)
+        monkeypatch.setattr(op, "default", lambda *_, configuration=configuration: configuration)
         precision = "tf32" if kind == "tf32" else "ieee"
         f = functools.partial(matmul, activation="silu", precision=precision)
         assert_close(jax.jit(f)(a, b, bias), want, factor=factor)
@@ -139,13 +139,13 @@ def test_the_gradient_of_a_shared_matrix_has_no_batch():
 def test_the_rule_takes_large_blocks_where_there_are_enough():
     half = CONFIGURATIONS["half"]
     hopper, small = Chip("", 90), Chip("", 89)
-    assert choose("half", 8192, 8192, hopper) == half[0]
-    assert choose("half", 1024, 1024, hopper) == half[2]
-    assert choose("half", 1, 16384, hopper) == half[5]
-    assert choose("half", 1, 4096, hopper) == half[6]
-    assert choose("ieee", 1, 1, hopper) == CONFIGURATIONS["ieee"][-1]
-    assert choose("half", 8192, 8192, small) == half[2]  # the candidate that fits the shared memory
-    assert choose("half", 1, 16384, small) == half[6]
+    assert default("half", 8192, 8192, hopper) == half[0]
+    assert default("half", 1024, 1024, hopper) == half[2]
+    assert default("half", 1, 16384, hopper) == half[5]
+    assert default("half", 1, 4096, hopper) == half[6]
+    assert default("ieee", 1, 1, hopper) == CONFIGURATIONS["ieee"][-1]
+    assert default("half", 8192, 8192, small) == half[2]  # the candidate that fits the shared memory
+    assert default("half", 1, 16384, small) == half[6]
 
 
 def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
@@ -200,7 +200,7 @@ def test_errors():
     ("kind", "index"), [(kind, i) for kind, all_ in CONFIGURATIONS.items() for i in range(len(all_))]
 )
 def test_every_configuration_compiles_without_spilling(kind, index, architecture, monkeypatch, tmp_path):
-    monkeypatch.setattr(op, "choose", lambda *_: CONFIGURATIONS[kind][index])
+    monkeypatch.setattr(op, "default", lambda *_: CONFIGURATIONS[kind][index])
     dtype = "bfloat16" if kind == "half" else "float32"
     a, b, bias = normal(256, 512, dtype=dtype), normal(256, 512, dtype=dtype), normal(256, dtype=dtype)
     precision = "tf32" if kind == "tf32" else "ieee"
@@ -210,7 +210,7 @@ def test_every_configuration_compiles_without_spilling(kind, index, architecture
     usage = compiled(launch, architecture, tmp_path)
     # The error function over the largest block spills a few registers, once, behind the loop: 104 bytes a thread.
     assert usage.spilled <= (128 if (kind, index) == ("half", 0) else 0)
-    assert usage.shared <= min(SHARED[architecture], needed(CONFIGURATIONS[kind][index], kind))
+    assert usage.shared <= min(SHARED[architecture], shared_memory_bytes(CONFIGURATIONS[kind][index], kind))
 
 
 @needs_triton

@@ -19,7 +19,7 @@ from jtbridge.core import tuning
 from jtbridge.errors import ArgumentError, TuningWarning
 from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, default
 from jtbridge.triton import COMPILER_OPTIONS
 
 from .harness import another_process, launches, needs_compiler, needs_interpreter, needs_triton, normal
@@ -59,7 +59,7 @@ def blocks(m: int = 512) -> tuple[int, int]:
 
 
 def default_blocks(m: int = 512) -> tuple[int, int]:
-    chosen = choose("half", m, 512, Chip("", 90))
+    chosen = default("half", m, 512, Chip("", 90))
     return chosen.block_m, chosen.block_n
 
 
@@ -233,11 +233,11 @@ WRITER = """
 import sys
 from pathlib import Path
 from jtbridge.kernels import _tuning
-from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.kernels._matmul.configurations import CONFIGURATIONS, default
 every, path = CONFIGURATIONS["half"], Path(sys.argv[1])
 for i in range(300):
     _tuning._write(path, {"kernel": "k"}, every[i % 7], dict.fromkeys(every, 1.0))
-    assert _tuning._read(path, {"kernel": "k"}, every) in every
+    assert _tuning._read_configuration(path, {"kernel": "k"}, every) in every
 """
 
 

@@ -15,7 +15,7 @@ from jtbridge.diagnosis._machine import cores, nvidia_driver
 from jtbridge.diagnosis._report import FAILURE, NOTE, OK, WARNING, Finding
 
 
-def _devices() -> Sequence[Finding]:
+def _device_findings() -> Sequence[Finding]:
     platforms = os.environ.get("JAX_PLATFORMS")
     try:
         devices = jax.devices()
@@ -75,7 +75,9 @@ def _threads() -> Sequence[Finding]:
 
 
 CHECKS = (
-    Check("devices", "jax and torch", _devices, "calls", "See what `import jax; jax.devices()` says in Python."),
+    Check(
+        "devices", "jax and torch", _device_findings, "calls", "See what `import jax; jax.devices()` says in Python."
+    ),
     Check("memory", "preallocation", memory, "calls"),
     Check("threads", "torch and XLA", _threads, "calls"),
 )

@@ -47,7 +47,7 @@ def wheel_findings(
     return found or [Finding(_GROUP, "NVIDIA's wheels", OK, listed)]
 
 
-def _loaded() -> Sequence[Finding]:
+def _loaded_libraries() -> Sequence[Finding]:
     import jax
     import torch
 
@@ -79,7 +79,7 @@ def loaded_findings(lines: Iterable[str]) -> Sequence[Finding]:
     return found
 
 
-def _imported(order: str) -> Sequence[Finding]:
+def _both_compute(order: str) -> Sequence[Finding]:
     import jax
     import torch
 
@@ -92,7 +92,7 @@ def _imported(order: str) -> Sequence[Finding]:
 _FIX = "Compare the CUDA versions of the builds of jax and torch; try the other order of imports."
 CHECKS = (
     Check(_GROUP, "wheels", _wheels),
-    Check(_GROUP, "import torch, then jax", lambda: _imported("torch, then jax"), "calls", _FIX),
-    Check(_GROUP, "import jax, then torch", lambda: _imported("jax, then torch"), "programs", _FIX),
-    Check(_GROUP, "loaded", _loaded, "calls", _FIX),
+    Check(_GROUP, "import torch, then jax", lambda: _both_compute("torch, then jax"), "calls", _FIX),
+    Check(_GROUP, "import jax, then torch", lambda: _both_compute("jax, then torch"), "programs", _FIX),
+    Check(_GROUP, "loaded", _loaded_libraries, "calls", _FIX),
 )

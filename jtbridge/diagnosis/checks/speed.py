@@ -22,7 +22,7 @@ _SIZES = (16, 1 << 18)
 _SECONDS = 0.05  # for each backend and size
 
 
-def _function(x: torch.Tensor) -> torch.Tensor:
+def _tanh_times_x(x: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x) * x
 
 
@@ -30,15 +30,15 @@ def _timed(name: str, backend: str) -> Sequence[Finding]:
     status = next(status for status in backends() if status.name == backend)
     if not status.available:
         return [Finding(_GROUP, name, NOTE, f"not timed: {status.reason}")]
-    run = jax.jit(wrap(_function, backend=backend))
-    return [Finding(_GROUP, name, OK, _times(lambda x: jax.block_until_ready(run(x)), jnp.ones))]
+    run = jax.jit(wrap(_tanh_times_x, backend=backend))
+    return [Finding(_GROUP, name, OK, _times_text(lambda x: jax.block_until_ready(run(x)), jnp.ones))]
 
 
-def _torch() -> Sequence[Finding]:
-    return [Finding(_GROUP, "torch itself", OK, _times(_function, torch.ones) + ", on the CPU")]
+def _time_torch() -> Sequence[Finding]:
+    return [Finding(_GROUP, "torch itself", OK, _times_text(_tanh_times_x, torch.ones) + ", on the CPU")]
 
 
-def _times(run: Callable[[Any], Any], ones: Callable[[int], Any]) -> str:
+def _times_text(run: Callable[[Any], Any], ones: Callable[[int], Any]) -> str:
     times = [f"{_microseconds(run, ones(size)):.0f} us for {size} floats" for size in _SIZES]
     return f"tanh(x) * x takes {' and '.join(times)}"
 
@@ -56,7 +56,7 @@ def _microseconds(run: Callable[[Any], Any], x: Any) -> float:
 
 
 CHECKS = (
-    Check(_GROUP, "torch itself", _torch, "calls"),
+    Check(_GROUP, "torch itself", _time_torch, "calls"),
     *(
         Check(_GROUP, f"jit, {backend}", functools.partial(_timed, f"jit, {backend}", backend), "calls")
         for backend in ("triton", "xla", "dlpack", "callback")

@@ -28,10 +28,6 @@ def _python() -> Sequence[Finding]:
     return [Finding(_GROUP, "python", FAILURE, f"{version} is older than 3.11", "Use Python 3.11 or newer.")]
 
 
-def _jtbridge() -> Sequence[Finding]:
-    return [Finding(_GROUP, "jtbridge", OK, __version__)]
-
-
 def _packages() -> Sequence[Finding]:
     found = [_needed(name, specifier) for name, specifier in _NEEDED.items()]
     return found + [_optional(name, *wanted) for name, wanted in _OPTIONAL.items()]
@@ -121,7 +117,7 @@ def _fix_of(reason: str) -> str:
     return "Install jax-triton 0.3.1 with Triton 3.6, or jax-triton 0.4.1 with Triton 3.7."
 
 
-def _torch() -> Sequence[Finding]:
+def _torch_float16() -> Sequence[Finding]:
     version = version_of("torch")
     if version is None or release(version)[:2] != (2, 14):
         return []
@@ -131,10 +127,10 @@ def _torch() -> Sequence[Finding]:
 
 CHECKS = (
     Check(_GROUP, "python", _python),
-    Check(_GROUP, "jtbridge", _jtbridge),
+    Check(_GROUP, "jtbridge", lambda: [Finding(_GROUP, "jtbridge", OK, __version__)]),
     Check(_GROUP, "packages", _packages),
     Check(_GROUP, "jax and jaxlib", _jax_and_jaxlib),
     Check(_GROUP, "plugins", _plugin),
     Check(_GROUP, "jax-triton and triton", _jax_triton, "calls", "Reinstall jax-triton and triton."),
-    Check(_GROUP, "torch", _torch),
+    Check(_GROUP, "torch", _torch_float16),
 )

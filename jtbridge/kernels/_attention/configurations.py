@@ -74,7 +74,7 @@ LARGEST_HEAD = 256
 _ENOUGH = 163 * 1024
 
 
-def padded(head_size: int) -> int:
+def padded_head_size(head_size: int) -> int:
     """Return the head size that kernels work with: a power of two, and at least the 16 that tensor cores take."""
     return max(16, next_power_of_2(head_size))
 

@@ -18,12 +18,12 @@ from .reference import AttentionSettings
 
 def forward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     """Return the results of :func:`reference.forward`."""
-    return cudnn_forward(**_options(*arrays, settings=settings), is_training=True)
+    return cudnn_forward(**_cudnn_arguments(*arrays, settings=settings), is_training=True)
 
 
 def output(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     """Return the output alone, without the logarithm."""
-    return cudnn_forward(**_options(*arrays, settings=settings), is_training=False)
+    return cudnn_forward(**_cudnn_arguments(*arrays, settings=settings), is_training=False)
 
 
 def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
@@ -33,7 +33,7 @@ def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]
     """
     query, key, value, out, logsumexp, ct = arrays
     gradients = cudnn_backward(
-        **_options(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
+        **_cudnn_arguments(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
     )
     return list(gradients[:3])
 
@@ -42,7 +42,9 @@ def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]
 _UNUSED = ("bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "page_table_k", "page_table_v")
 
 
-def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: AttentionSettings) -> dict[str, Any]:
+def _cudnn_arguments(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, settings: AttentionSettings
+) -> dict[str, Any]:
     module = cudnn_attention()
     causal = settings.right == 0
     return {

@@ -183,7 +183,7 @@ def _launched(
     (query, key, value), mask, seeds = settings.split(inputs)
     batch, heads, q_len, d = query.shape
     kv_heads, kv_len = key.shape[1:3]
-    block_d = configurations.padded(d)
+    block_d = configurations.padded_head_size(d)
     entry = block_d, query.dtype.itemsize
     # A kernel without a mask or dropout does not read the mask or the seeds, so it gets the query instead.
     absent = query

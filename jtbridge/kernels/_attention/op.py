@@ -135,7 +135,7 @@ def attention(
     Source: Dao, FlashAttention-2, arXiv:2307.08691; torch's ``scaled_dot_product_attention``.
     """
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
-    _check(query, key, value, dropout_rate, dropout_key)
+    _check_attention(query, key, value, dropout_rate, dropout_key)
     arrays = [query, key, value]
     if mask is not None:
         mask = _four_dimensional(jnp.asarray(mask), (*query.shape[:3], key.shape[2]))
@@ -214,7 +214,7 @@ def _settings(
     dropout_rate: float,
 ) -> AttentionSettings:
     kind = "none" if mask is None else "boolean" if mask.dtype == bool else "additive"
-    left, right = _window(window, switch("is_causal", is_causal))
+    left, right = _window_limits(window, switch("is_causal", is_causal))
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else factor("scale", scale)
     return AttentionSettings(scale, left, right, kind, float(dropout_rate))
 
@@ -229,7 +229,7 @@ def _check_implementation(implementation: str | None, unsupported: str | None, r
         raise ValueError(f"`implementation` is {implementation!r}, which cannot do this: {reason}")
 
 
-def _check(
+def _check_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, dropout_rate: float, dropout_key: jax.Array | None
 ) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -263,7 +263,7 @@ def _four_dimensional(mask: jax.Array, scores: tuple[int, ...]) -> jax.Array:
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
 
-def _window(window: Window | None, is_causal: bool) -> Window:
+def _window_limits(window: Window | None, is_causal: bool) -> Window:
     sides = (None, None) if window is None else window
     if not (isinstance(sides, tuple | list) and len(sides) == 2 and all(map(_is_limit, sides))):
         raise ValueError(f"`window` is {window}, expected two counts, where None means no limit")

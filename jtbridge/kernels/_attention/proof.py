@@ -20,14 +20,14 @@ def cases() -> Iterator[Case]:
             query = normal(2, heads, q_len, d, dtype=dtype)
             key, value = (normal(2, kv_heads, kv_len, d, dtype=dtype, seed=seed) for seed in (1, 2))
             sizes = f"{heads} heads of {d}, {q_len} queries, {kv_len} keys, {dtype}"
-            for name, options in _options(q_len, kv_len).items():
+            for name, options in _attention_options(q_len, kv_len).items():
                 function = functools.partial(attention, implementation="triton", **options)
                 yield Case(f"attention, {name}, {sizes}", function, [query, key, value], (0, 1, 2))
             both = functools.partial(attention, return_logsumexp=True)
             yield Case(f"attention and logarithm, {sizes}", both, [query, key, value], (0, 1, 2))
 
 
-def _options(q_len: int, kv_len: int) -> dict[str, dict]:
+def _attention_options(q_len: int, kv_len: int) -> dict[str, dict]:
     sees = (jnp.arange(q_len)[:, None] + jnp.arange(kv_len)) % 3 > 0
     return {
         "whole": {},

@@ -11,11 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_kernel import LOG2E, bounds, kept, load, scores, store
+from .triton_kernel import LOG2E, bounds, kept, load_rows, scores, store_rows
 
 
 @triton.jit
-def _weights(scores, lse2, mask: tl.constexpr):
+def _softmax_weights(scores, lse2, mask: tl.constexpr):
     """Compute the softmax from scores and the logarithm of the sum of their exponentials, both times log2(e)."""
     if mask == "additive":
         # Next to the lowest finite scores, rounding loses the logarithm of the sum, and the difference may be positive.
@@ -71,8 +71,8 @@ def attention_backward_query(
 
     first = block * block_q
     rows = first + tl.arange(0, block_q)
-    q = load(q_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
-    ct = load(ct_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
+    q = load_rows(q_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
+    ct = load_rows(ct_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
     lse2 = tl.load(lse2_ptr + q_at + rows, mask=rows < q_len, other=0.0)
     delta = tl.load(delta_ptr + q_at + rows, mask=rows < q_len, other=0.0)
     grad = tl.zeros([block_q, block_d], tl.float32)
@@ -87,8 +87,8 @@ def attention_backward_query(
             upper = inner if part == 0 else (outer if part == 1 else stop)
             for key in range(lower, upper, block_k):
                 columns = key + tl.arange(0, block_k)
-                k = load(k_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
-                v = load(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
+                k = load_rows(k_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
+                v = load_rows(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
                 s = tl.dot(q, tl.trans(k), input_precision=precision)
                 dp = tl.dot(ct, tl.trans(v), input_precision=precision)
                 s = scores(
@@ -106,13 +106,13 @@ def attention_backward_query(
                     mask_column,
                     part != 1,
                 )
-                p = _weights(s, lse2[:, None], mask)
+                p = _softmax_weights(s, lse2[:, None], mask)
                 if threshold > 0:
                     stays = kept(seeds_ptr, head, rows[:, None], columns[None, :], threshold)
                     dp = tl.where(stays, dp * boost, 0.0)
                 ds = p * (dp - delta[:, None])
                 grad = tl.dot(ds.to(k.dtype), k, grad, input_precision=precision)
-    store(grad_ptr + q_at * d, first, q_len, grad * scale, block_q, d, block_d)
+    store_rows(grad_ptr + q_at * d, first, q_len, grad * scale, block_q, d, block_d)
 
 
 @triton.jit
@@ -162,8 +162,8 @@ def attention_backward_key_value(
 
     first = block * block_k
     columns = first + tl.arange(0, block_k)
-    k = load(k_ptr + kv_at, first, kv_len, block_k, d, block_d, kv_len % block_k != 0)
-    v = load(v_ptr + kv_at, first, kv_len, block_k, d, block_d, kv_len % block_k != 0)
+    k = load_rows(k_ptr + kv_at, first, kv_len, block_k, d, block_d, kv_len % block_k != 0)
+    v = load_rows(v_ptr + kv_at, first, kv_len, block_k, d, block_d, kv_len % block_k != 0)
     grad_k = tl.zeros([block_k, block_d], tl.float32)
     grad_v = tl.zeros([block_k, block_d], tl.float32)
     start, inner, outer, stop = bounds(first, kv_len, q_len, block_k, block_q, right, left)
@@ -183,8 +183,8 @@ def attention_backward_key_value(
                 upper = inner if part == 0 else (outer if part == 1 else stop)
                 for query in range(lower, upper, block_q):
                     rows = query + tl.arange(0, block_q)
-                    q = load(q_ptr + q_at * d, query, q_len, block_q, d, block_d, part != 1)
-                    ct = load(ct_ptr + q_at * d, query, q_len, block_q, d, block_d, part != 1)
+                    q = load_rows(q_ptr + q_at * d, query, q_len, block_q, d, block_d, part != 1)
+                    ct = load_rows(ct_ptr + q_at * d, query, q_len, block_q, d, block_d, part != 1)
                     if part == 1:
                         lse2 = tl.load(lse2_ptr + q_at + rows)
                         delta = tl.load(delta_ptr + q_at + rows)
@@ -208,7 +208,7 @@ def attention_backward_key_value(
                         mask_column,
                         part != 1,
                     )
-                    p = _weights(s, lse2[None, :], mask)
+                    p = _softmax_weights(s, lse2[None, :], mask)
                     if threshold > 0:
                         stays = kept(seeds_ptr, head, rows[None, :], columns[:, None], threshold)
                         dp = tl.where(stays, dp * boost, 0.0)
@@ -219,5 +219,5 @@ def attention_backward_key_value(
                         grad_v = tl.dot(p.to(ct.dtype), ct, grad_v, input_precision=precision)
                     ds = p * (dp - delta[None, :])
                     grad_k = tl.dot(ds.to(q.dtype), q, grad_k, input_precision=precision)
-    store(grad_k_ptr + kv_at, first, kv_len, grad_k * scale, block_k, d, block_d)
-    store(grad_v_ptr + kv_at, first, kv_len, grad_v, block_k, d, block_d)
+    store_rows(grad_k_ptr + kv_at, first, kv_len, grad_k * scale, block_k, d, block_d)
+    store_rows(grad_v_ptr + kv_at, first, kv_len, grad_v, block_k, d, block_d)

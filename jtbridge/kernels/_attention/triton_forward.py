@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_kernel import LN2, LOG2E, bounds, kept, load, scores, store
+from .triton_kernel import LN2, LOG2E, bounds, kept, load_rows, scores, store_rows
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def attention_forward(
 
     first = block * block_q
     rows = first + tl.arange(0, block_q)
-    q = load(q_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
+    q = load_rows(q_ptr + q_at * d, first, q_len, block_q, d, block_d, q_len % block_q != 0)
     acc = tl.zeros([block_q, block_d], tl.float32)
     total = tl.zeros([block_q], tl.float32)
     top = tl.full([block_q], -float("inf"), tl.float32)
@@ -70,7 +70,7 @@ def attention_forward(
             upper = inner if part == 0 else (outer if part == 1 else stop)
             for key in range(lower, upper, block_k):
                 columns = key + tl.arange(0, block_k)
-                k = load(k_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
+                k = load_rows(k_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
                 s = tl.dot(q, tl.trans(k), input_precision=precision)
                 if part != 1 or mask != "none":
                     s = scores(
@@ -100,11 +100,11 @@ def attention_forward(
                 total = total * shrink + tl.sum(p, 1)
                 if threshold > 0:
                     p = tl.where(kept(seeds_ptr, head, rows[:, None], columns[None, :], threshold), p, 0.0)
-                v = load(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
+                v = load_rows(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
                 acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=precision)
 
     seen = total != 0  # also True for NaN, which must reach the result
     total = tl.where(seen, total, 1.0)
     lse = tl.where(seen, top * LN2 + tl.log(total), 0.0)
-    store(out_ptr + q_at * d, first, q_len, acc * (boost / total)[:, None], block_q, d, block_d)
+    store_rows(out_ptr + q_at * d, first, q_len, acc * (boost / total)[:, None], block_q, d, block_d)
     tl.store(lse_ptr + q_at + rows, lse, mask=rows < q_len)

@@ -16,7 +16,7 @@ LOWEST = tl.constexpr(-2e38)  # stays finite when multiplied by log2(e) and adde
 
 
 @triton.jit
-def load(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr, edge: tl.constexpr):
+def load_rows(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr, edge: tl.constexpr):
     """Load rows of ``[length, d]`` from `first` on, with zeros beyond `d` and, if `edge`, also beyond the last row."""
     rows = tl.arange(0, block)[:, None]
     columns = tl.arange(0, block_d)[None, :]
@@ -32,7 +32,7 @@ def load(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.
 
 
 @triton.jit
-def store(base, first, length, x, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr):
+def store_rows(base, first, length, x, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr):
     """Store rows of ``[length, d]`` from `first` on, without rows beyond the last row and columns beyond `d`."""
     rows = tl.arange(0, block)[:, None]
     columns = tl.arange(0, block_d)[None, :]

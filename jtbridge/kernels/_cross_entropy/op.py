@@ -87,7 +87,7 @@ def cross_entropy(
         losses = reference.forward(logits, labels, ignore_index=ignore_index, smoothing=float(label_smoothing))[0]
     else:
         losses = rows_operation(ignore_index, float(label_smoothing))(logits, labels)[0]
-    return reduced(losses, labels, ignore_index, reduction).astype(logits.dtype)
+    return reduced_losses(losses, labels, ignore_index, reduction).astype(logits.dtype)
 
 
 def as_labels(labels: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ def check_options(label_smoothing: float, reduction: str) -> None:
         raise ValueError(f"`reduction` is {reduction!r}, expected 'mean', 'sum' or 'none'")
 
 
-def reduced(losses: jax.Array, labels: jax.Array, ignore_index: int, reduction: Reduction) -> jax.Array:
+def reduced_losses(losses: jax.Array, labels: jax.Array, ignore_index: int, reduction: Reduction) -> jax.Array:
     """Return the losses of the rows, their sum, or their mean over the rows that are not ignored."""
     if reduction == "none":
         return losses

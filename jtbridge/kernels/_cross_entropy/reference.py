@@ -14,8 +14,8 @@ def forward(
     Both are float32, or float64 for logits in float64. The log-sum-exp of a row is 0 if the row is
     ignored or its label is not a class.
     """
-    wide = _wide(logits)
-    counted, factor = _counted(labels, logits.shape[-1], ignore_index)
+    wide = _at_least_float32(logits)
+    counted, factor = _counted_labels(labels, logits.shape[-1], ignore_index)
     top = jax.lax.stop_gradient(wide.max(-1))
     log_sum = jnp.log(jnp.exp(wide - top[..., None]).sum(-1))
     known = counted & ~jnp.isnan(factor)
@@ -35,8 +35,8 @@ def backward(
     For a row x it is ``ct * (exp(x - lse) - (1 - smoothing) * onehot(label) - smoothing / classes)``.
     """
     classes = logits.shape[-1]
-    wide = _wide(logits)
-    counted, factor = _counted(labels, classes, ignore_index)
+    wide = _at_least_float32(logits)
+    counted, factor = _counted_labels(labels, classes, ignore_index)
     # The exponential of an ignored row must not overflow: the value is discarded, but its derivative would be NaN.
     p = jnp.exp(jnp.where(counted[..., None], wide - lse[..., None], -jnp.inf))
     hot = (labels[..., None] == jnp.arange(classes, dtype=labels.dtype)).astype(wide.dtype)
@@ -44,11 +44,11 @@ def backward(
     return ((scale[..., None] * (p - (1 - smoothing) * hot - smoothing / classes)).astype(logits.dtype),)
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _at_least_float32(x: jax.Array) -> jax.Array:
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
-def _counted(labels: jax.Array, classes: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
+def _counted_labels(labels: jax.Array, classes: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
     """Return which labels are not ignored, and a factor of each loss: NaN for a label that is not a class, else 1.
 
     The factor of an ignored label is 1.

@@ -53,7 +53,7 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
     Source: Shazeer, arXiv:2002.05202.
     """
-    return _gated(gate, up, "silu")
+    return _gated_product(gate, up, "silu")
 
 
 def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.Array:
@@ -81,10 +81,10 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
     """
     if approximate not in ("tanh", "none"):
         raise ValueError(f"`approximate` is {approximate!r}, expected 'tanh' or 'none'")
-    return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")
+    return _gated_product(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
-def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+def _gated_product(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     check_floating(gate=gate, up=up)
     check_same_dtype(gate=gate, up=up)

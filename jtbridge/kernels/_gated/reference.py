@@ -35,10 +35,12 @@ def backward(
     activated, by_activated = activate(wide, activation), wide_ct * up.astype(jnp.float32)
     if rounded:
         activated, by_activated = (to_precision(x, gate.dtype) for x in (activated, by_activated))
-    return (by_activated * _slope(wide, activation)).astype(gate.dtype), (wide_ct * activated).astype(up.dtype)
+    return (by_activated * _activation_derivative(wide, activation)).astype(gate.dtype), (wide_ct * activated).astype(
+        up.dtype
+    )
 
 
-def _slope(x: jax.Array, activation: str) -> jax.Array:
+def _activation_derivative(x: jax.Array, activation: str) -> jax.Array:
     """Return the activation's derivative."""
     if activation == "silu":
         s = jax.nn.sigmoid(x)

@@ -11,21 +11,21 @@ import triton.language as tl
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))  # 0 where the exponential overflows: its product with a finite number is 0 too
 
 
 @triton.jit
 def _activation(x, activation: tl.constexpr):
     """Return the activation and its derivative. The compiler leaves out a result that is not used."""
     if activation == "silu":
-        s = _sigmoid(x)
+        s = sigmoid(x)
         y = x * s
         slope = s * (1.0 + x * (1.0 - s))
     elif activation == "gelu_tanh":
         # x / 2 * (1 + tanh(z)) = x * sigmoid(2 z), which takes one exponential and has no cancellation.
         square = x * x
-        s = _sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        s = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
         y = x * s
         slope = s * (1.0 + x * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * square))
     else:

@@ -56,14 +56,14 @@ def sum_and_gradients(
         logits = _logits(some_hidden, weight, bias)
         loss, lse = forward(logits, some_labels)
         (slope,) = backward(logits, some_labels, lse, jnp.ones_like(loss))
-        return _gradients(sums, slope, some_hidden, weight, wanted, [loss])
+        return _chunk_gradients(sums, slope, some_hidden, weight, wanted, [loss])
 
-    start = _zeros(weight, bias, wanted, options)
+    start = _zero_sums(weight, bias, wanted, options)
     sums, (loss, *of_hidden) = _scan(one, start, [hidden, labels], [0, options.ignore_index], options.chunk)
     return loss.sum(), [*of_hidden, *sums]
 
 
-def gradients(
+def loss_gradients(
     hidden: jax.Array,
     weight: jax.Array,
     bias: jax.Array,
@@ -79,9 +79,9 @@ def gradients(
     def one(sums: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
         some_hidden, some_labels, some_lse, some_ct = chunk
         (slope,) = backward(_logits(some_hidden, weight, bias), some_labels, some_lse, some_ct)
-        return _gradients(sums, slope, some_hidden, weight, wanted, [])
+        return _chunk_gradients(sums, slope, some_hidden, weight, wanted, [])
 
-    start = _zeros(weight, bias, wanted, options)
+    start = _zero_sums(weight, bias, wanted, options)
     fill = [0, options.ignore_index, 0, 0]
     sums, of_hidden = _scan(one, start, [hidden, labels, lse, ct], fill, options.chunk)
     return [*of_hidden, *sums]
@@ -91,12 +91,12 @@ def _logits(hidden: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
     return hidden @ weight.T + bias if bias.size else hidden @ weight.T
 
 
-def _zeros(weight: jax.Array, bias: jax.Array, wanted: Sequence[bool], options: Options) -> list[jax.Array]:
+def _zero_sums(weight: jax.Array, bias: jax.Array, wanted: Sequence[bool], options: Options) -> list[jax.Array]:
     arrays = [x for x, w in zip((weight, bias), wanted[1:], strict=True) if w]
     return [jnp.zeros(x.shape, options.accumulator) for x in arrays]
 
 
-def _gradients(
+def _chunk_gradients(
     sums: Sequence[jax.Array],
     slope: jax.Array,
     hidden: jax.Array,

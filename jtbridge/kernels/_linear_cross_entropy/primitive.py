@@ -108,7 +108,7 @@ def _jvp_of_each(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool],
 
     def pull(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         hidden, weight, bias, labels, lse = residuals
-        grads = chunks.gradients(hidden, weight, bias, labels, lse, cotangents[0], options, wanted)
+        grads = chunks.loss_gradients(hidden, weight, bias, labels, lse, cotangents[0], options, wanted)
         return [g.astype(d) for g, d in zip(grads, dtypes, strict=True)]
 
     return result, linear(along, pull, [*primals, lse], dxs)[0]

@@ -54,7 +54,7 @@ CONFIGURATIONS: dict[Kind, tuple[MatmulConfiguration, ...]] = {
 }
 
 
-def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
+def shared_memory_bytes(configuration: MatmulConfiguration, kind: Kind) -> int:
     """Return the bytes of shared memory of a program: its blocks in the pipeline, or its result if that is larger."""
     size = 2 if kind == "half" else 4
     sides = configuration.block_m + configuration.block_n
@@ -63,13 +63,15 @@ def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
     )
 
 
-def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
+def default(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
     """Return the default configuration on a chip, among those that fit its shared memory.
 
     It is the one of `candidates` with the largest blocks that make at least one program for each multiprocessor. If
     none of them does, it is the one that makes the most programs.
     """
-    every = [c for c in CONFIGURATIONS[kind] if needed(c, kind) <= chip.shared] or [CONFIGURATIONS[kind][-1]]
+    every = [c for c in CONFIGURATIONS[kind] if shared_memory_bytes(c, kind) <= chip.shared] or [
+        CONFIGURATIONS[kind][-1]
+    ]
     fitting = [c for c in candidates(kind, m, n) if c in every] or [every[-1]]
 
     def programs(c: MatmulConfiguration) -> int:

@@ -16,7 +16,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import MatmulConfiguration, candidates, choose
+from .configurations import MatmulConfiguration, candidates, default
 from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
 # The number of rows of blocks that are computed together, column by column, so that operands stay in the cache.
@@ -77,7 +77,7 @@ def matmul(
     """
     a, b = jnp.asarray(a), jnp.asarray(b)
     bias = None if bias is None else jnp.asarray(bias)
-    _check(a, b, bias, activation, transpose_b, precision)
+    _check_matmul(a, b, bias, activation, transpose_b, precision)
     options = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     given = (a, b) if bias is None else (a, b, bias)
     if unsupported_reason(a, b, bias):
@@ -85,7 +85,7 @@ def matmul(
     return differentiable_kernel(**options, biased=bias is not None)(*given)[0]
 
 
-def _check(
+def _check_matmul(
     a: jax.Array, b: jax.Array, bias: jax.Array | None, activation: str | None, transpose_b: bool, precision: str
 ) -> None:
     if activation not in (None, *ACTIVATIONS):
@@ -158,7 +158,7 @@ def _forward(
         b,
         b if bias is None else bias,  # the kernel does not read a missing bias, so it gets b instead
         out_types=[out_type] * (1 + saving),
-        candidates=[choose(kind, m, n, target()), *candidates(kind, m, n)],
+        candidates=[default(kind, m, n, target()), *candidates(kind, m, n)],
         problem={"dtype": str(a.dtype), "m": size(m), "n": size(n), "k": size(k), **options},
         launch_parameters=launch_parameters,
     )

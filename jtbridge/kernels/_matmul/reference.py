@@ -33,7 +33,7 @@ def forward(
 
     Both are computed in float32, or in the dtype of `a` if that is neither bfloat16 nor float16, and rounded once.
     """
-    product = _product(a, b, 1 if transpose_b else 0, precision)
+    product = _contract(a, b, 1 if transpose_b else 0, precision)
     before = product if bias is None else product + bias.astype(product.dtype)
     if activation is None:
         return (before.astype(a.dtype),)
@@ -57,28 +57,28 @@ def backward(
     """
     *others, ct = rest
     if activation is not None:
-        wide = others[-1].astype(_accumulator(a))
+        wide = others[-1].astype(_accumulation_dtype(a))
         (ct,) = jax.vjp(ACTIVATIONS[activation], wide)[1](ct.astype(wide.dtype))
         of_bias = ct
         ct = ct.astype(a.dtype)
     else:
-        of_bias = ct.astype(_accumulator(a))
-    of_a = _product(ct, b, 0 if transpose_b else 1, precision).astype(a.dtype)
+        of_bias = ct.astype(_accumulation_dtype(a))
+    of_a = _contract(ct, b, 0 if transpose_b else 1, precision).astype(a.dtype)
     rows, cts = a.reshape(-1, a.shape[-1]), ct.reshape(-1, ct.shape[-1])
     left, right = (cts, rows) if transpose_b else (rows, cts)
-    of_b = _product(left.T, right, 0, precision).astype(b.dtype)
+    of_b = _contract(left.T, right, 0, precision).astype(b.dtype)
     if not biased:
         return of_a, of_b
     return of_a, of_b, of_bias.sum(tuple(range(ct.ndim - 1))).astype(others[0].dtype)
 
 
-def _product(a: jax.Array, b: jax.Array, contracted: int, precision: Precision) -> jax.Array:
+def _contract(a: jax.Array, b: jax.Array, contracted: int, precision: Precision) -> jax.Array:
     """Contract the last dimension of `a` with dimension `contracted` of `b`, accumulated in float32 or wider."""
     dimensions = (((a.ndim - 1,), (contracted,)), ((), ()))
     return jax.lax.dot_general(
-        a, b, dimensions, precision=PRECISIONS[precision], preferred_element_type=_accumulator(a)
+        a, b, dimensions, precision=PRECISIONS[precision], preferred_element_type=_accumulation_dtype(a)
     )
 
 
-def _accumulator(x: jax.Array) -> jnp.dtype:
+def _accumulation_dtype(x: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x.dtype

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jtbridge.kernels._gated.triton_kernel import sigmoid
+
 
 @triton.jit
 def matmul_forward(
@@ -33,7 +35,7 @@ def matmul_forward(
     total, first, places, inside = _accumulated(
         a_ptr, b_ptr, bias_ptr, m, n, k, block_m, block_n, block_k, group, biased, transpose_b, precision
     )
-    tl.store(y_ptr + first + places, _activated(total, activation).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + first + places, _apply_activation(total, activation).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -59,7 +61,7 @@ def matmul_forward_saving(
         a_ptr, b_ptr, bias_ptr, m, n, k, block_m, block_n, block_k, group, biased, transpose_b, precision
     )
     tl.store(before_ptr + first + places, total.to(before_ptr.dtype.element_ty), mask=inside)
-    tl.store(y_ptr + first + places, _activated(total, activation).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + first + places, _apply_activation(total, activation).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -118,7 +120,7 @@ def _accumulated(
 
 
 @triton.jit
-def _activated(x, activation: tl.constexpr):
+def _apply_activation(x, activation: tl.constexpr):
     if activation == "relu":
         # Not maximum(x, 0), which may drop a NaN.
         return tl.where(x < 0, 0.0, x)
@@ -126,13 +128,8 @@ def _activated(x, activation: tl.constexpr):
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif activation == "gelu_tanh":
         # 0.5 * (1 + tanh(u)) is sigmoid(2 * u).
-        return x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     elif activation == "silu":
-        return x * _sigmoid(x)
+        return x * sigmoid(x)
     else:
         return x
-
-
-@triton.jit
-def _sigmoid(x):
-    return 1 / (1 + tl.exp(-x))  # 0 where the exponential overflows, so that a product with a finite number is 0 too

@@ -78,7 +78,7 @@ def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
         return _pieces(default)
     tile, block, warps = default.tile, default.block, default.warps
     others = (tile, block, warps // 2), (tile, block, 2 * warps), (tile // 2, block, warps // 2)
-    return _fitting(default, [*others, (2 * tile, block, 2 * warps)], rows, _LONGEST)
+    return _fitting_configurations(default, [*others, (2 * tile, block, 2 * warps)], rows, _LONGEST)
 
 
 def candidates_sums() -> list[NormConfiguration]:
@@ -100,16 +100,16 @@ def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguratio
         (tile, block, warps, max(2, stages - 1)),
     )
     twice = 2 * tile, block, 2 * warps, min(stages, _stages(loaded * 2 * tile * block))
-    return _fitting(default, [*others, twice], rows, _LONGEST_BACKWARD)
+    return _fitting_configurations(default, [*others, twice], rows, _LONGEST_BACKWARD)
 
 
 def _pieces(default: NormConfiguration) -> list[NormConfiguration]:
     block, warps = default.block, default.warps
     others = (1, block, warps // 2), (1, block, 2 * warps), (1, block // 2, warps // 2), (1, 2 * block, 2 * warps)
-    return _fitting(default, others, 1, _LONGEST)
+    return _fitting_configurations(default, others, 1, _LONGEST)
 
 
-def _fitting(
+def _fitting_configurations(
     default: NormConfiguration, others: Sequence[tuple[int, ...]], rows: int, most: int
 ) -> list[NormConfiguration]:
     """Return the default, and the others for which there are enough rows, warps and registers."""

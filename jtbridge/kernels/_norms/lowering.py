@@ -20,31 +20,31 @@ from .reference import Norm
 Maybe = jax.Array | None
 
 
-def _norm(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
+def _norm_settings(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
     return Norm(centered, float(eps), 0.0, False, weight is not None, bias is not None)
 
 
-def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
+def _is_refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
     """Return whether the kernels refuse the arguments. They normalize the last dimension only."""
     return len(normalized_shape) != 1 or norms.unsupported_reason(x, weight, bias, None) is not None
 
 
-def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
+def _is_rms_refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
     """Return whether the kernels refuse the arguments of an RMS norm.
 
     If x and the weight have different dtypes, torch's result may have a third dtype. The kernels' result has that of x.
     """
-    return _refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
+    return _is_refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def _as_rows(x: jax.Array) -> jax.Array:
     return x.reshape(1, math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _normalized(x: jax.Array, weight: Maybe, bias: Maybe, norm: Norm) -> tuple[jax.Array, jax.Array]:
+def _normalized_by_kernel(x: jax.Array, weight: Maybe, bias: Maybe, norm: Norm) -> tuple[jax.Array, jax.Array]:
     """Return the result of the kernel, and its statistics [..., 1 or 2]."""
     given = [w[None] for w in (weight, bias) if w is not None]
-    y, statistics = norms.differentiable_kernel(norm, tuple(str(w.dtype) for w in given)).forward(_rows(x), *given)
+    y, statistics = norms.differentiable_kernel(norm, tuple(str(w.dtype) for w in given)).forward(_as_rows(x), *given)
     return y.reshape(x.shape), statistics.reshape(*x.shape[:-1], -1)
 
 
@@ -60,8 +60,8 @@ def _norm_gradients(
     """Return the gradients of x, the weight and the bias, with None for each that `output_mask` does not ask for."""
     dtypes = tuple(str(w.dtype) for w in (weight, bias) if w is not None)
     given = [] if weight is None else [weight[None]]
-    saved = [_rows(x), *given, statistics.reshape(1, -1, norm.statistics)]
-    by_x, *sums = norms.differentiable_kernel(norm, dtypes).backward(*saved, _rows(grad))
+    saved = [_as_rows(x), *given, statistics.reshape(1, -1, norm.statistics)]
+    by_x, *sums = norms.differentiable_kernel(norm, dtypes).backward(*saved, _as_rows(grad))
     found = [by_x.reshape(x.shape), *(s[0] for s in sums), None, None]
     if norm.bias and not norm.weight:
         found.insert(1, None)
@@ -72,9 +72,9 @@ def _norm_gradients(
 def _layer_norm(
     x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float, *, node: fx.Node
 ) -> Any:
-    if _refused(x, normalized_shape, weight, bias) or out_dtype(node, 1) != np.float32:
+    if _is_refused(x, normalized_shape, weight, bias) or out_dtype(node, 1) != np.float32:
         return NotImplemented
-    y, statistics = _normalized(x, weight, bias, _norm(weight, bias, eps, centered=True))
+    y, statistics = _normalized_by_kernel(x, weight, bias, _norm_settings(weight, bias, eps, centered=True))
     return y, statistics[..., 1:], statistics[..., :1]
 
 
@@ -93,17 +93,19 @@ def _layer_norm_backward(
 ) -> Any:
     del node
     absent = (output_mask[1] and weight is None) or (output_mask[2] and bias is None)
-    if absent or mean.dtype != np.float32 or grad.dtype != x.dtype or _refused(x, normalized_shape, weight, bias):
+    if absent or mean.dtype != np.float32 or grad.dtype != x.dtype or _is_refused(x, normalized_shape, weight, bias):
         return NotImplemented
     statistics = jnp.concatenate([rstd, mean], -1)
-    return _norm_gradients(grad, x, statistics, weight, _norm(weight, bias, 0.0, centered=True), output_mask, bias)
+    return _norm_gradients(
+        grad, x, statistics, weight, _norm_settings(weight, bias, 0.0, centered=True), output_mask, bias
+    )
 
 
 @register_lowering("_fused_rms_norm", node=True, kernel=True)
 def _rms_norm(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, eps: float | None, *, node: fx.Node) -> Any:
-    if eps is None or _refused_by_rms(x, normalized_shape, weight) or out_dtype(node, 1) != np.float32:
+    if eps is None or _is_rms_refused(x, normalized_shape, weight) or out_dtype(node, 1) != np.float32:
         return NotImplemented
-    return _normalized(x, weight, None, _norm(weight, None, eps, centered=False))
+    return _normalized_by_kernel(x, weight, None, _norm_settings(weight, None, eps, centered=False))
 
 
 @register_lowering("_fused_rms_norm_backward", node=True, kernel=True)
@@ -119,9 +121,9 @@ def _rms_norm_backward(
 ) -> Any:
     del node
     absent = output_mask[1] and weight is None
-    if absent or rstd.dtype != np.float32 or grad.dtype != x.dtype or _refused_by_rms(x, normalized_shape, weight):
+    if absent or rstd.dtype != np.float32 or grad.dtype != x.dtype or _is_rms_refused(x, normalized_shape, weight):
         return NotImplemented
-    norm = _norm(weight, None, 0.0, centered=False)
+    norm = _norm_settings(weight, None, 0.0, centered=False)
     return _norm_gradients(grad, x, rstd, weight, norm, output_mask)[:2]
 
 
@@ -136,7 +138,7 @@ def _scaled_rms_norm(
     del node, factor_is_x
     if not _weighed(x, weight):
         return NotImplemented
-    return _normalized(x, weight, None, Norm(False, eps, offset, False, True, False, rounded))
+    return _normalized_by_kernel(x, weight, None, Norm(False, eps, offset, False, True, False, rounded))
 
 
 @register_lowering("jtbridge::rms_norm_backward", node=True, kernel=True)
@@ -165,7 +167,7 @@ def _unscaled_rms_norm(x: jax.Array, eps: float, *, node: fx.Node) -> Any:
     return (
         NotImplemented
         if norms.unsupported_reason(x)
-        else _normalized(x, None, None, _norm(None, None, eps, centered=False))
+        else _normalized_by_kernel(x, None, None, _norm_settings(None, None, eps, centered=False))
     )
 
 
@@ -174,7 +176,7 @@ def _unscaled_rms_norm_backward(grad: jax.Array, x: jax.Array, rstd: jax.Array, 
     del node
     if norms.unsupported_reason(x) or grad.dtype != x.dtype:
         return NotImplemented
-    return _norm_gradients(grad, x, rstd, None, _norm(None, None, eps, centered=False), (True,))[0]
+    return _norm_gradients(grad, x, rstd, None, _norm_settings(None, None, eps, centered=False), (True,))[0]
 
 
 @register_lowering("jtbridge::centered_norm", node=True, kernel=True)
@@ -182,7 +184,7 @@ def _centered_norm(x: jax.Array, weight: jax.Array, eps: float, *, node: fx.Node
     del node
     if not _weighed(x, weight):
         return NotImplemented
-    y, statistics = _normalized(x, weight, None, _norm(weight, None, eps, centered=True))
+    y, statistics = _normalized_by_kernel(x, weight, None, _norm_settings(weight, None, eps, centered=True))
     return y, statistics[..., :1], statistics[..., 1:]
 
 
@@ -194,4 +196,6 @@ def _centered_norm_backward(
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented
     statistics = jnp.concatenate([rstd, mean], -1)
-    return _norm_gradients(grad, x, statistics, weight, _norm(weight, None, eps, centered=True), (True, True))[:2]
+    return _norm_gradients(grad, x, statistics, weight, _norm_settings(weight, None, eps, centered=True), (True, True))[
+        :2
+    ]

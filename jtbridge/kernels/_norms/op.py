@@ -65,7 +65,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, arXiv:1607.06450.
     """
-    return _normalized(x, weight, bias, residual, centered=True, eps=eps, offset=0.0)
+    return _normalize(x, weight, bias, residual, centered=True, eps=eps, offset=0.0)
 
 
 def rms_norm(
@@ -102,10 +102,10 @@ def rms_norm(
 
     Source: Zhang and Sennrich, arXiv:1910.07467.
     """
-    return _normalized(x, weight, None, residual, centered=False, eps=eps, offset=offset)
+    return _normalize(x, weight, None, residual, centered=False, eps=eps, offset=offset)
 
 
-def _normalized(
+def _normalize(
     x: jax.Array,
     weight: jax.Array | None,
     bias: jax.Array | None,
@@ -117,7 +117,7 @@ def _normalized(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     x = jnp.asarray(x)
     weight, bias, residual = (None if array is None else jnp.asarray(array) for array in (weight, bias, residual))
-    _check(x, weight, bias, residual)
+    _check_norm(x, weight, bias, residual)
     norm = Norm(centered, float(eps), float(offset), residual is not None, weight is not None, bias is not None)
     count = math.prod(x.shape[:-1])
     rows = [array.reshape(1, count, x.shape[-1]) for array in (x, residual) if array is not None]
@@ -131,7 +131,7 @@ def _normalized(
     return (shaped[0], shaped[1]) if norm.residual else shaped[0]
 
 
-def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, residual: jax.Array | None) -> None:
+def _check_norm(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, residual: jax.Array | None) -> None:
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
     check_floating(**given)
     if x.ndim == 0:

@@ -70,7 +70,7 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = Fa
 
     Source: Su et al., arXiv:2104.09864; transformers, `apply_rotary_pos_emb` of Llama, and of Cohere, interleaved.
     """
-    return _rotated(cos, sin, interleaved, x=x)[0]
+    return _apply_rope(cos, sin, interleaved, x=x)[0]
 
 
 def rope_qk(
@@ -99,14 +99,14 @@ def rope_qk(
         >>> q[0, 0].tolist(), k.shape
         ([-1.0, 1.0], (1, 3, 2))
     """
-    first, second = _rotated(cos, sin, interleaved, q=q, k=k)
+    first, second = _apply_rope(cos, sin, interleaved, q=q, k=k)
     return first, second
 
 
-def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Array) -> list[jax.Array]:
+def _apply_rope(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Array) -> list[jax.Array]:
     cos, sin = jnp.asarray(cos), jnp.asarray(sin)
     named = {name: jnp.asarray(x) for name, x in named.items()}
-    _check(cos, sin, named)
+    _check_rope(cos, sin, named)
     xs = list(named.values())
     leading, (tokens, d) = xs[0].shape[:-3], xs[0].shape[-2:]
     arrays = [
@@ -121,7 +121,7 @@ def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Arr
     return [y.reshape(x.shape) for x, y in zip(xs, results, strict=True)]
 
 
-def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
+def _check_rope(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
     check_floating(**named, cos=cos, sin=sin)
     (name, x), *others = named.items()
     if x.ndim < 3 or x.shape[-1] % 2:

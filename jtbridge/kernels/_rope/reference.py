@@ -47,7 +47,9 @@ def forward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
 
     def rotated(x: jax.Array) -> jax.Array:
         wide = x.astype(wide_cos.dtype)
-        return _sum(wide * wide_cos, turned(wide, interleaved=rotation.interleaved) * wide_sin, x.dtype, rotation)
+        return _rounded_sum(
+            wide * wide_cos, turned(wide, interleaved=rotation.interleaved) * wide_sin, x.dtype, rotation
+        )
 
     return tuple(rotated(x) for x in xs)
 
@@ -60,7 +62,9 @@ def backward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
 
     def rotated_back(ct: jax.Array) -> jax.Array:  # the transpose of `turned` is its negative
         wide = ct.astype(wide_cos.dtype)
-        return _sum(wide * wide_cos, -turned(wide * wide_sin, interleaved=rotation.interleaved), ct.dtype, rotation)
+        return _rounded_sum(
+            wide * wide_cos, -turned(wide * wide_sin, interleaved=rotation.interleaved), ct.dtype, rotation
+        )
 
     return (*(rotated_back(ct) for ct in cts), *angle_gradients(*arrays, rotation=rotation))
 
@@ -71,7 +75,7 @@ def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array, rotation: Rotatio
     return jnp.expand_dims(cos.astype(wide), rotation.heads), jnp.expand_dims(sin.astype(wide), rotation.heads)
 
 
-def _sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, rotation: Rotation) -> jax.Array:
+def _rounded_sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, rotation: Rotation) -> jax.Array:
     if rotation.rounded:
         a, b = to_precision(a, dtype), to_precision(b, dtype)
     return (a + b).astype(dtype)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _load(ptr, row, inside, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
+def _load_parts(ptr, row, inside, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
     """Load the two parts of rows that are rotated with each other, halves or neighbours, in float32."""
     if interleaved:
         # Neighbours are read together, and then separated.
@@ -26,7 +26,9 @@ def _load(ptr, row, inside, half: tl.constexpr, half_block: tl.constexpr, interl
 
 
 @triton.jit
-def _store(ptr, row, inside, first, second, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
+def _store_parts(
+    ptr, row, inside, first, second, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr
+):
     if interleaved:
         column = tl.arange(0, 2 * half_block)[None, None, :]
         tl.store(ptr + row + column, tl.interleave(first, second), mask=inside & (column < 2 * half))
@@ -62,7 +64,7 @@ def _rotate(
         row = (token.to(tl.int64) * heads + head) * (2 * half)
     else:
         row = (head.to(tl.int64) * tokens + token) * (2 * half)
-    first, second = _load(x_ptr + start, row, inside, half, half_block, interleaved)
+    first, second = _load_parts(x_ptr + start, row, inside, half, half_block, interleaved)
     dtype = out_ptr.dtype.element_ty
     first_kept = first * cos_first
     first_turned = second * sin_first
@@ -75,7 +77,7 @@ def _rotate(
         second_turned = second_turned.to(dtype).to(tl.float32)
     first = (first_kept - first_turned).to(dtype)
     second = (second_kept + second_turned).to(dtype)
-    _store(out_ptr + start, row, inside, first, second, half, half_block, interleaved)
+    _store_parts(out_ptr + start, row, inside, first, second, half, half_block, interleaved)
 
 
 @triton.jit
@@ -112,8 +114,8 @@ def rope_rotate(
     angles = batch // batches * group_stride + batch % batches * batch_stride
     row = token * (2 * half)
     inside = token < tokens
-    cos_first, cos_second = _load(cos_ptr + angles, row, inside, half, half_block, interleaved)
-    sin_first, sin_second = _load(sin_ptr + angles, row, inside, half, half_block, interleaved)
+    cos_first, cos_second = _load_parts(cos_ptr + angles, row, inside, half, half_block, interleaved)
+    sin_first, sin_second = _load_parts(sin_ptr + angles, row, inside, half, half_block, interleaved)
     if transposed:
         # The transpose of the rotation uses the sine of the other half, with the opposite sign.
         kept = sin_first

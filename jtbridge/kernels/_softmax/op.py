@@ -45,7 +45,7 @@ def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
 
     Source: Milakov and Gimelshein, arXiv:1805.02867.
     """
-    return _along(x, axis, log=False)
+    return _softmax_along(x, axis, log=False)
 
 
 def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
@@ -64,10 +64,10 @@ def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
         >>> bool(jnp.isclose(log_softmax(jnp.zeros(4))[0], -jnp.log(4.0)))
         True
     """
-    return _along(x, axis, log=True)
+    return _softmax_along(x, axis, log=True)
 
 
-def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
+def _softmax_along(x: jax.Array, axis: int, log: bool) -> jax.Array:
     x = jnp.asarray(x)
     if unsupported_reason(x):
         return (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis)

@@ -8,7 +8,7 @@ import jax
 from torch import fx
 
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.triton.launches import find_launch, launch
+from jtbridge.triton.launches import find_launch, written_values
 
 
 @register_lowering("jtbridge::launch", node=True)
@@ -17,7 +17,7 @@ def _launch(tensors: Sequence[jax.Array], number: int, *, node: fx.Node) -> list
     nodes = node.args[0]
     assert isinstance(nodes, Sequence)
     fresh = [i for i in spec.written if _is_unset(nodes[i])]
-    return launch(spec, tensors, fresh)
+    return written_values(spec, tensors, fresh)
 
 
 def _is_unset(node: object) -> bool:

@@ -14,4 +14,4 @@ Triton is not imported before a kernel is launched; the user's code has imported
 from ._late_scalars import LateScalar, late_scalars, may_need_late_scalars
 from ._launch import Launch
 from ._operator import find_launch, launch_operator
-from ._primitive import launch
+from ._primitive import written_values

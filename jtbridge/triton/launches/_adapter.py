@@ -60,7 +60,7 @@ class AdapterSignature:
             configuration: one of the launch's configurations.
         """
         views = dict(zip(launch.tensors, launch.views, strict=True))
-        memories = {position: name for name, (position, _) in reversed(_starts(views).items())}
+        memories = {position: name for name, (position, _) in reversed(_memory_offsets(views).items())}
         constant = {p.name for p in jit_function(launch.kernel).params if p.is_constexpr}
         # An input that a result aliases has the same index as the result: after timing a configuration, jaxlib's
         # autotuner restores only such inputs.
@@ -96,7 +96,7 @@ class AdapterSignature:
             tuple(configuration.constants),
             {i: i for i in range(len(kept))},
             memories,
-            {name: (memories[position], start) for name, (position, start) in _starts(views).items()},
+            {name: (memories[position], start) for name, (position, start) in _memory_offsets(views).items()},
             launch.numbers,
             casts,
         )
@@ -133,7 +133,7 @@ class AdapterSignature:
         return f"tl.cast({parameter}, tl.{self.casts[name]})"
 
 
-def _starts(views: Mapping[str, MemoryView]) -> dict[str, tuple[int, int]]:
+def _memory_offsets(views: Mapping[str, MemoryView]) -> dict[str, tuple[int, int]]:
     return {name: (view.memory, view.offset) for name, view in views.items()}
 
 
@@ -181,11 +181,13 @@ def _with_called(function: Any) -> list[Any]:
             if isinstance(value, types.ModuleType) and not any(value is module for module in modules):
                 modules.append(value)
                 values += [vars(value)[name] for name in names if name in vars(value)]
-        found += [value for value in values if _is_jitted(value) and not any(value is other for other in found)]
+        found += [
+            value for value in values if _is_triton_function(value) and not any(value is other for other in found)
+        ]
     return found
 
 
-def _is_jitted(value: Any) -> bool:
+def _is_triton_function(value: Any) -> bool:
     """Return whether a value is a result of `triton.jit`."""
     return isinstance(getattr(value, "fn", None), types.FunctionType) and hasattr(value, "used_global_vals")
 

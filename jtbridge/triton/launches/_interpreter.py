@@ -44,15 +44,15 @@ def _interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     parameters = {p.name: p for p in function.params if not p.is_constexpr}
     with _interpreted_language(), fixed_interpreter():
         converted = {
-            name: _converted(parameters[name], x) if name in parameters else x for name, x in arguments.items()
+            name: _number_as_tensor(parameters[name], x) if name in parameters else x for name, x in arguments.items()
         }
         try:
             GridExecutor(python_function, function.arg_names, grid)(**converted)
         except InterpreterError as error:
-            raise _failure(function, error.__cause__ or error) from error.__cause__
+            raise _kernel_failure(function, error.__cause__ or error) from error.__cause__
 
 
-def _failure(function: Any, cause: BaseException) -> LaunchError:
+def _kernel_failure(function: Any, cause: BaseException) -> LaunchError:
     """Return an error that describes a failure in a kernel, with the file and line."""
     file = function.fn.__code__.co_filename
     lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_filename == file]
@@ -63,7 +63,7 @@ def _failure(function: Any, cause: BaseException) -> LaunchError:
     )
 
 
-def _converted(parameter: Any, value: Any) -> Any:
+def _number_as_tensor(parameter: Any, value: Any) -> Any:
     """Return a number as a tensor of the parameter's type. The interpreter would pass a float, which has no ``.to``."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle

@@ -15,7 +15,7 @@ def interpreted_library(value: Any) -> Any:
     if isinstance(value, types.ModuleType) and value.__name__.endswith("libdevice"):
         return _Library(value)
     if getattr(value, "__module__", "").endswith("libdevice") and callable(value):
-        return _function(value.__name__)
+        return _libdevice_function(value.__name__)
     return value
 
 
@@ -62,7 +62,7 @@ _TORCH_FUNCTIONS: dict[str, Callable[..., torch.Tensor] | None] = {
 }
 
 
-def _function(name: str) -> Any:
+def _libdevice_function(name: str) -> Any:
     function = _TORCH_FUNCTIONS[name] if name in _TORCH_FUNCTIONS else getattr(torch, name, None)
 
     def call(*args: Any) -> Any:

@@ -41,7 +41,7 @@ class MemoryView:
 
 def memories_of(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[MemoryView]]:
     """Return the memories of tensors, and for each tensor its place in a memory."""
-    wholes = [_whole(tensor) for tensor in tensors]
+    wholes = [_contiguous_memory(tensor) for tensor in tensors]
     memories: list[torch.Tensor] = []
     for whole in sorted(wholes, key=lambda x: -x.numel()):
         if not any(_lies_in(whole, memory) for memory in memories):
@@ -57,7 +57,7 @@ def memories_of(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], li
 
 def overlaps_written(memories: Sequence[torch.Tensor], written: Sequence[int]) -> bool:
     """Return whether a written memory shares its storage with another memory."""
-    ids = [_storage(memory) for memory in memories]
+    ids = [_storage_identity(memory) for memory in memories]
     return any(ids.count(ids[i]) > 1 for i in written)
 
 
@@ -67,7 +67,7 @@ def refuse_hidden_views(memories: Sequence[torch.Tensor], written: Sequence[int]
     Raises:
         LaunchError: a memory does not cover its storage, or a written memory shares its storage with another.
     """
-    seen = [memory for memory in memories if _storage(memory) >= 0]
+    seen = [memory for memory in memories if _storage_identity(memory) >= 0]
     parts = [memory for memory in seen if memory.untyped_storage().nbytes() != memory.numel() * memory.element_size()]
     if parts or overlaps_written(memories, written):
         raise LaunchError(
@@ -76,7 +76,7 @@ def refuse_hidden_views(memories: Sequence[torch.Tensor], written: Sequence[int]
         )
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor as a contiguous tensor of the same dtype, because JAX has no strides.
 
     The memory of a view is its base, and that of a permuted tensor has the dimensions in the order of their strides. If
@@ -86,16 +86,16 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     if base.is_complex() and not tensor.is_complex():
         base = torch.view_as_real(base)
     if tensor.numel() and base.dtype == tensor.dtype:
-        dense = _dense(base)
+        dense = _contiguous_permutation(base)
         if dense is not None and _lies_in(tensor, dense):
             return dense
-    dense = _dense(tensor)
+    dense = _contiguous_permutation(tensor)
     if dense is not None:
         return dense
     return base.as_strided((_span(tensor),), (1,), tensor.storage_offset())
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
+def _contiguous_permutation(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor with its dimensions permuted to the order of memory, or None if there are gaps."""
     if tensor.is_contiguous():
         return tensor
@@ -108,7 +108,7 @@ def _lies_in(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
     """Return whether a contiguous `memory` covers the range from the first to the last element of `tensor`."""
     if tensor is memory:
         return True
-    if tensor.dtype != memory.dtype or _storage(tensor) != _storage(memory) or not tensor.numel():
+    if tensor.dtype != memory.dtype or _storage_identity(tensor) != _storage_identity(memory) or not tensor.numel():
         return False
     start = tensor.storage_offset() - memory.storage_offset()
     return start >= 0 and start + _span(tensor) <= memory.numel()
@@ -121,7 +121,7 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _storage_identity(tensor: torch.Tensor) -> int:
     """Return an identifier of the storage. If torch.func hides the storage, it is negative and unique."""
     try:
         return storage_id(tensor)

@@ -30,7 +30,7 @@ from ._launch import Launch, LaunchConfiguration
 launch_p = primitive_of_several_results("triton_launch")
 
 
-def launch(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
+def written_values(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
     """Return the new values of the memories that a kernel writes.
 
     Args:
