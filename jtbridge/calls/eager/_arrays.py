@@ -79,11 +79,6 @@ def _is_of_torch_alone(storage: torch.UntypedStorage) -> bool:
     return storage.resizable() and not weakref.getweakrefcount(storage)
 
 
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the elements of a tensor fill its whole storage."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-
-
 class Placement:
     """The device of results: the device of the arguments. Results are committed to it if an argument is."""
 
@@ -109,8 +104,13 @@ class Placement:
             as_tensor(tensor)  # raises for a subclass with its own operators, which a gradient may have too
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
-        is_large = tensor.numel() * tensor.itemsize >= _SHARED
-        owned = is_large and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and _fills_its_memory(tensor)
+        size = tensor.numel() * tensor.itemsize
+        owned = (
+            size >= _SHARED
+            and sys.getrefcount(tensor) == 2
+            and not is_lazy(tensor)
+            and tensor.untyped_storage().nbytes() == size  # the elements fill the storage
+        )
         if owned:
             tensor = tensor.data  # not a view, which would keep its base alive
             owned = not is_shared(tensor) and _is_of_torch_alone(tensor.untyped_storage())

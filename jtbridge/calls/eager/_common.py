@@ -73,7 +73,7 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     def once() -> list[torch.Tensor]:
         # A derivative needs autograd, whatever the caller has set; the function itself runs under the caller's setting.
         with recording() if fn.order else contextlib.nullcontext():
-            tensors, loan = _imported(arrays)
+            tensors, loan = _tensors_and_loan(arrays)
             loans.append(loan)
             with protected():
                 results = list(fn(*tensors))
@@ -130,7 +130,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
     def once() -> AutogradGraph:
         family = Family()
         with recording():
-            inputs, loan = _imported(arrays)
+            inputs, loan = _tensors_and_loan(arrays)
         with recording(), protected(), InnerAutograd() as inner:
             given = list(inputs)
             for i in wrt:
@@ -250,7 +250,7 @@ def is_batched(fn: TorchFunction) -> bool:
     return False
 
 
-def _imported(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
+def _tensors_and_loan(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
     """Return arrays as tensors, some of them copied (:func:`is_copied`), and the loan of the other arrays' memory."""
     copied = [is_copied(array) for array in arrays]
     tensors = [copied_tensor(x) if copy else shared_tensor(x) for x, copy in zip(arrays, copied, strict=True)]
