@@ -96,13 +96,20 @@ def _functional_batch_norm(
 ) -> torch.Tensor:
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    update_running_statistics(input, running_mean, running_var, momentum)
     dims = (0, *range(2, input.dim()))
-    if running_mean is not None:
-        with torch.no_grad():
-            variance, mean = torch.var_mean(_half_to_float32(input), dims)
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_(variance.to(running_var.dtype), momentum)
     return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+
+
+def update_running_statistics(input: torch.Tensor, running_mean: Any, running_var: Any, momentum: float) -> None:
+    """Update the running statistics, unless they are None, by those of a batch.
+
+    As in torch, the new statistics have no derivative by the batch. They have one by the old statistics.
+    """
+    if running_mean is not None:
+        variance, mean = torch.var_mean(_half_to_float32(input.detach()), (0, *range(2, input.dim())))
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_(variance.to(running_var.dtype), momentum)
 
 
 def in_order_of_torch(functional: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from jax.interpreters import ad, mlir
 from jtbridge._compat import ArrayImpl, call_aval, run_outside_transforms
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
-from jtbridge.core.inner_autograd import broken_graph_error
+from jtbridge.core.inner_autograd import refuse_broken_graph
 from jtbridge.core.loans import Loan, protected
 from jtbridge.core.messages import summary_of, text_of, warn_user
 from jtbridge.core.primitive_rules import describe
@@ -140,7 +140,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
                 given[i] = _not_a_leaf(inputs[i])
             outputs = fn(*given)
         if inner.breaks_graph:
-            _refuse_broken_graph(base, outputs)
+            refuse_broken_graph(base.name, outputs)
         base.refuse_hidden_tensors()
         refuse_other_graphs(base.name, outputs, family)
         FAMILIES.add(family)
@@ -271,12 +271,6 @@ class _Alias(torch.autograd.Function):
 
 def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.clone() if leaf.numel() * leaf.itemsize <= LARGEST_COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
-
-
-def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:
-    for number, output in enumerate(outputs):
-        if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
-            raise broken_graph_error(number, base.name)
 
 
 def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:

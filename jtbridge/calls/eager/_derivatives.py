@@ -67,7 +67,7 @@ from ._graph import (
     graph_in,
     innermost_vjp,
     recording,
-    refuse_once_differentiable,
+    refuse_error_node,
     token_for,
     with_axes,
 )
@@ -196,7 +196,7 @@ def _by_two_pullbacks(
     outputs = [graph.outputs[o] for o in of.outs]
     at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
     gradients = graph.pull(at, of, (), create_graph=True)
-    refuse_once_differentiable(gradients, of)
+    refuse_error_node(gradients, of)
     if may_be_nonlinear(outputs, has_hooks=graph.has_hooks):
         refuse_nonlinear(
             of.base.name, gradients, graph.pull([v.detach() * SMALL for v in at], of, (), create_graph=False)
