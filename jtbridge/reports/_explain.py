@@ -19,7 +19,7 @@ from torch import fx
 
 from jtbridge._backends import choose_backend, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls._wrap import Wrapped, as_wrapped
-from jtbridge.calls.eager import unsupported_reason
+from jtbridge.calls.eager import unshareable_reason
 from jtbridge.capture import Split, Trial, aten_graph, draws, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
@@ -242,7 +242,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     if translates(wrapped.backend) and wrapped.backend != "auto" and not wrapped.ordered:
         return f"{traced}, as under jax.jit: backend={wrapped.backend!r} was asked for"
     arrays, _, _ = wrapped.flattened(args, dict(kwargs))
-    reasons = [reason for reason in map(unsupported_reason, arrays) if reason is not None]
+    reasons = [reason for reason in map(unshareable_reason, arrays) if reason is not None]
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 

@@ -62,7 +62,7 @@ def _platform(array: jax.Array) -> str | None:
     return getattr(array.device, "platform", None)
 
 
-def unsupported_reason(array: jax.Array) -> str | None:
+def unshareable_reason(array: jax.Array) -> str | None:
     """Return why torch cannot share the memory of an array; None if it can."""
     if not array.is_fully_addressable or len(array.sharding.device_set) > 1:
         return "an argument lies on several devices"

@@ -170,16 +170,12 @@ def _tables_of_fixed_size(model: Any) -> Iterator[None]:
     """
     tables = [part for part in model.modules() if hasattr(part, "make_weights")]
     for table in tables:
-        table.make_weights = _grow_nothing
+        table.make_weights = lambda *args: None
     try:
         yield
     finally:
         for table in tables:
             del table.make_weights
-
-
-def _grow_nothing(*args: Any) -> None:
-    pass
 
 
 def _encoded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
