@@ -12,7 +12,7 @@ from ._status import BackendStatus
 if TYPE_CHECKING:
     from ._base import Backend
     from ._dlpack_gpu import order_after_current_streams
-    from ._registry import calling, choose, may_have_islands, portable, unsupported_reasons
+    from ._registry import calling, choose_backend, may_have_islands, portable, unsupported_reasons
     from .callback import call_on_host, numpy_callback
 
 # The names that are imported on first use, and their files.
@@ -21,7 +21,7 @@ _FILES = {
     "call_on_host": "callback",
     "numpy_callback": "callback",
     "order_after_current_streams": "_dlpack_gpu",
-    **dict.fromkeys(("calling", "choose", "may_have_islands", "portable", "unsupported_reasons"), "_registry"),
+    **dict.fromkeys(("calling", "choose_backend", "may_have_islands", "portable", "unsupported_reasons"), "_registry"),
 }
 
 

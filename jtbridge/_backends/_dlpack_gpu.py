@@ -41,13 +41,13 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     def callback(context: Any, *buffers: Any) -> tuple[()]:
         inputs: list[torch.Tensor] = []
         try:
-            device = _device_of(buffers)
+            device = _gpu_of(buffers)
             with _on_stream(context.stream, device), fn.state.applied(), _by_default_on(device, fn):
-                inputs = [_tensor(buffer) for buffer in buffers[:count]]
+                inputs = [_view_of_buffer(buffer) for buffer in buffers[:count]]
                 results = fn(*inputs)
                 with torch.no_grad():
                     for buffer, result in zip(buffers[count:], results, strict=True):
-                        _tensor(buffer).copy_(result)
+                        _view_of_buffer(buffer).copy_(result)
         except torch.OutOfMemoryError as error:
             raise as_call_error(fn, _explained(error)) from None
         except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
@@ -59,7 +59,7 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     return as_xla_callback(callback)
 
 
-def _tensor(buffer: Any) -> torch.Tensor:
+def _view_of_buffer(buffer: Any) -> torch.Tensor:
     # The tensor is a view of XLA's memory. `fn` copies an argument that the user's function writes to.
     return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
 
@@ -72,7 +72,7 @@ def _make_context_current(device: torch.device) -> None:
         known.add(device)
 
 
-def _device_of(buffers: Sequence[Any]) -> torch.device:
+def _gpu_of(buffers: Sequence[Any]) -> torch.device:
     """Return the GPU of the buffers. XLA calls from several threads, on none of which torch's current GPU is set."""
     index = buffers[0].__dlpack_device__()[1] if buffers else torch.cuda.current_device()
     return torch.device("cuda", index)

@@ -69,7 +69,7 @@ def lower_divided(
         types = tuple(with_rows(fn, rows).out_types)
         return _indexed_call_p.bind(*arrays, types=types, index=index, gpu=gpu)
 
-    whole = custom_partitioning(functools.partial(call, _rows_of(axes, fn.in_types)))
+    whole = custom_partitioning(functools.partial(call, _row_count(axes, fn.in_types)))
     rule, whole_factors = _sharding_rule(fn, axes)
     partition = functools.partial(_partition, axes, call)
     whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=whole_factors)
@@ -97,7 +97,7 @@ def _partition(axes: RowAxes, call: Callable[..., Any], mesh: Mesh, arguments: A
     over = next((x.sharding.spec[axis] for x, axis in batched if x.sharding.spec[axis] is not None), None)
 
     def local(*arrays: jax.Array) -> list[jax.Array]:
-        found = call(_rows_of(axes, arrays), *arrays)
+        found = call(_row_count(axes, arrays), *arrays)
         return [
             jax.lax.psum(x, over) if axis is None and over is not None else x
             for x, axis in zip(found, axes.results, strict=True)
@@ -109,7 +109,7 @@ def _partition(axes: RowAxes, call: Callable[..., Any], mesh: Mesh, arguments: A
     return mesh, local, list(map(sharding, axes.results)), tuple(map(sharding, axes.inputs))
 
 
-def _rows_of(axes: RowAxes, arrays: Sequence[Any]) -> int:
+def _row_count(axes: RowAxes, arrays: Sequence[Any]) -> int:
     return next(x.shape[axis] for x, axis in zip(arrays, axes.inputs, strict=True) if axis is not None)
 
 

@@ -80,7 +80,7 @@ def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str
     return found
 
 
-def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, pure: bool = False) -> Backend:
+def choose_backend(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, pure: bool = False) -> Backend:
     """Return the backend that runs a function on a platform: the named one, or for "auto" the first that can.
 
     Unless `quiet`, warn if "auto" chooses a backend that does not translate. With `pure`, a translated program may not

@@ -75,7 +75,7 @@ def numpy_callback(
 
     Exceptions of `fn` are converted to a form that XLA passes on, or raised unchanged with `as_is`.
     """
-    run = _on_copies(fn, device)
+    run = _host_function(fn, device)
 
     def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
         try:
@@ -89,7 +89,7 @@ def numpy_callback(
     return callback
 
 
-def _on_copies(fn: TorchFunction, device: str) -> Callable[..., tuple[np.ndarray, ...]]:
+def _host_function(fn: TorchFunction, device: str) -> Callable[..., tuple[np.ndarray, ...]]:
     run = runner(fn)
     readers = [reader(type_) for type_ in fn.in_types]
     writers = [writer(type_) for type_ in fn.out_types]

@@ -164,16 +164,16 @@ def _lower_island(
         refused.append(f"the program is for several platforms ({', '.join(platforms)})")
     if is_exported(ctx):
         refused.append("the program is exported")
-    if lowered is not None and (refused or is_divided(ctx) or not _is_faster(ctx, fn, lowered, platforms[0])):
+    if lowered is not None and (
+        refused
+        or is_divided(ctx)
+        or not choose_runner(fn, lowered, platforms[0], measures=True, one_device=is_for_one_device(ctx)).in_torch
+    ):
         return mlir.lower_fun(jaxpr_as_fun(lowered), multiple_results=True)(ctx, *operands)
     if refused:
         reason = refused[0]
         raise BackendError(f"{island_of(fn).reason}. Torch cannot run it inside the program, because {reason}.")
     return backend.lower(ctx, fn, operands)
-
-
-def _is_faster(ctx: mlir.LoweringRuleContext, fn: TorchFunction, lowered: ClosedJaxpr, platform: str) -> bool:
-    return choose_runner(fn, lowered, platform, measures=True, one_device=is_for_one_device(ctx)).in_torch
 
 
 mlir.register_lowering(torch_island_p, _lower_island)

@@ -22,7 +22,7 @@ from jtbridge.core.imports import import_whole
 from jtbridge.core.messages import kind_of
 from jtbridge.core.nested_calls import is_inside, setting_inside
 from jtbridge.core.partials import PartialCall
-from jtbridge.core.pickling import reduced
+from jtbridge.core.pickling import reduce_value
 from jtbridge.core.random_numbers import check_key
 from jtbridge.core.signature import Signature, flatten_arguments
 from jtbridge.errors import ArgumentError, JtbridgeError
@@ -178,7 +178,7 @@ class Wrapped:
         return Wrapped(copy.deepcopy(self.__wrapped__, memo), self._options)  # type: ignore[attr-defined]
 
     def __reduce__(self) -> Any:
-        return reduced(self, Wrapped, self.__wrapped__, self._options)  # type: ignore[attr-defined]
+        return reduce_value(self, Wrapped, self.__wrapped__, self._options)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"<jtbridge.wrap of {self._name}>"
@@ -318,11 +318,11 @@ def wrap(
         "int32": _one_of("int32", int32, ("int64", "keep")),
         "verify": _one_of("verify", verify, (True, False)),
         "purity": _one_of("purity", purity, ("error", "warn", "allow")),
-        "batched": _names("batched", batched),
+        "batched": _names_in_option("batched", batched),
     }
     if fn is None:
-        return lambda function: _wrapped(function, options)
-    return _wrapped(fn, options)
+        return lambda function: _wrap_function(function, options)
+    return _wrap_function(fn, options)
 
 
 def as_wrapped(fn: Any) -> Wrapped:
@@ -333,14 +333,14 @@ def as_wrapped(fn: Any) -> Wrapped:
     if fn is None:  # `wrap(None)` would return a decorator
         raise ArgumentError("A function is expected, but got None.")
     inner = fn
-    while _is_jitted(inner) and hasattr(inner, "__wrapped__"):
+    while _is_jax_jitted(inner) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__  # type: ignore[attr-defined]
     if hasattr(type(inner), "__jtbridge_wrapped__"):
         return inner.__jtbridge_wrapped__()
     return inner if isinstance(inner, Wrapped) else wrap(fn)
 
 
-def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
+def _wrap_function(fn: Any, options: dict[str, Any]) -> Any:
     """Wrap a function, or a ``staticmethod`` or ``classmethod`` over a function."""
     if isinstance(fn, staticmethod | classmethod):
         return type(fn)(Wrapped(_callable(fn.__func__), options))
@@ -363,7 +363,7 @@ def _callable(fn: Any) -> Callable[..., Any]:
         return fn.module()
     if not callable(fn):
         raise ArgumentError(f"`wrap` takes a callable, but got {kind_of(fn)}.")
-    if _is_jitted(fn):
+    if _is_jax_jitted(fn):
         raise ArgumentError(
             f"`wrap` takes a torch function, but `{_name_of(fn)}` is a JAX function. Call it as it is; or, inside "
             "torch code, call `jtbridge.to_torch_function` of it."
@@ -409,12 +409,12 @@ def _holds_arrays(tree: Any) -> bool:
         return False
 
 
-def _is_jitted(fn: Any) -> bool:
+def _is_jax_jitted(fn: Any) -> bool:
     """Return whether a callable is the result of ``jax.jit``, and not a mock that has the same methods."""
     return isinstance(fn, jax.stages.Wrapped) and type(fn).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _names(option: str, value: Any) -> tuple[str, ...]:
+def _names_in_option(option: str, value: Any) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"`{option}` must be the name of an argument, or a tuple of names, but it is {value!r}.")

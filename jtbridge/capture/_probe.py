@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
-from jtbridge.core.inner_autograd import broken_graph_error
+from jtbridge.core.inner_autograd import refuse_broken_graph
 from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
@@ -132,7 +128,7 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...], device: str) ->
             results = traced(*inputs)
     traced.cache.reads_graph = traced.cache.reads_graph or reads.found
     if traced.traits.autograd.breaks_inner_graph:
-        _refuse_results_without_graph(traced, results)
+        refuse_broken_graph(traced.name, results)
     traced.cache.once_differentiable = traced.cache.once_differentiable or once_differentiable_in(results)
 
 
@@ -147,9 +143,3 @@ def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
         wrt = wrt if isinstance(fn, Vmap) else fn.wrt
         fn = fn.fn
     return wrt
-
-
-def _refuse_results_without_graph(traced: TracedFunction, results: Sequence[torch.Tensor]) -> None:
-    for i, (result, type_) in enumerate(zip(results, traced.out_types, strict=True)):
-        if type_.differentiable and not result.requires_grad:
-            raise broken_graph_error(i, traced.name)

@@ -31,7 +31,7 @@ def first_largest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.argmax(x, axis, dtype)
     x = materialized(x)
-    return _first(x, jnp.max(x, axis, keepdims=True), axis, dtype)
+    return _first_position(x, jnp.max(x, axis, keepdims=True), axis, dtype)
 
 
 def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
@@ -43,10 +43,10 @@ def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.argmin(x, axis, dtype)
     x = materialized(x)
-    return _first(x, jnp.min(x, axis, keepdims=True), axis, dtype)
+    return _first_position(x, jnp.min(x, axis, keepdims=True), axis, dtype)
 
 
-def _first(x: jax.Array, extreme: jax.Array, axis: int, dtype: Any) -> jax.Array:
+def _first_position(x: jax.Array, extreme: jax.Array, axis: int, dtype: Any) -> jax.Array:
     size = x.shape[axis]
     number: Any = np.int64
     if isinstance(size, int) and size < 2**31:  # not a symbol of an exported program

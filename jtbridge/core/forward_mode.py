@@ -5,7 +5,6 @@ A thread that leaves forward mode ends the level. Another thread that uses the l
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from jtbridge._compat import (
 )
 from jtbridge.errors import DifferentiationError
 
+from .closures import closure_contents
 from .nested_calls import is_in_callback
 
 _LONGEST = 300  # seconds to wait for a trace, which may itself wait for the results of the waiting function
@@ -151,9 +151,7 @@ def named_forward_mode(fn: Callable[..., Any]) -> str | None:
         if not _DERIVATIVES.isdisjoint(code.co_names):
             found = "torch.func"
         todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for cell in getattr(value, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
-                todo.append(cell.cell_contents)
+        todo += closure_contents(value)
         scope = getattr(value, "__globals__", {})
         named = [scope.get(name) for name in code.co_names]
         todo += [each for each in named if str(getattr(each, "__module__", "torch")).split(".")[0] not in _OTHERS]

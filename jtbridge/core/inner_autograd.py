@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +39,17 @@ def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
     return bool(kwargs.get("create_graph", args[position] if len(args) > position else False))
 
 
-def broken_graph_error(position: int, name: str) -> DifferentiationError:
-    """Return the error for a result that has no derivative, because torch computed it without ``create_graph=True``."""
-    return DifferentiationError(
-        f"Result {position} of `{name}` comes from torch.autograd.grad or backward without `create_graph=True`, so "
-        "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
-    )
+def refuse_broken_graph(name: str, results: Sequence[torch.Tensor]) -> None:
+    """Raise for a result that has no derivative, because torch computed it without ``create_graph=True``.
+
+    Args:
+        name: the name of a function that runs autograd without ``create_graph=True``.
+        results: its results, of inputs that require a gradient.
+    """
+    for position, result in enumerate(results):
+        if (result.is_floating_point() or result.is_complex()) and not result.requires_grad:
+            raise DifferentiationError(
+                f"Result {position} of `{name}` comes from torch.autograd.grad or backward without "
+                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
+                "`jax.lax.stop_gradient` the result."
+            )

@@ -13,15 +13,15 @@ def plain_arguments(node: fx.Node, of_node: Callable[[fx.Node], Any]) -> tuple[t
 
     The containers are plain ones. The lists and dicts of FX are not pytrees: `jax.tree.leaves` treats each as a leaf.
     """
-    return _plain(node.args, of_node), _plain(node.kwargs, of_node)
+    return _with_plain_containers(node.args, of_node), _with_plain_containers(node.kwargs, of_node)
 
 
-def _plain(value: Any, of_node: Callable[[fx.Node], Any]) -> Any:
+def _with_plain_containers(value: Any, of_node: Callable[[fx.Node], Any]) -> Any:
     if isinstance(value, fx.Node):
         return of_node(value)
     if isinstance(value, list | tuple):
-        items = [_plain(item, of_node) for item in value]
+        items = [_with_plain_containers(item, of_node) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, dict):
-        return {name: _plain(item, of_node) for name, item in value.items()}
+        return {name: _with_plain_containers(item, of_node) for name, item in value.items()}
     return value

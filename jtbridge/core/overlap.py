@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
 from jtbridge._compat import OpOverload, overload_name, schema_of, storage_id
 
+from .pytree import tensor_leaves
 from .writes import written_tensors
 
 _LARGEST_MAP = 1 << 28  # elements; tensors that span more memory are assumed to overlap if their ranges do
@@ -51,7 +51,7 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
     # `torch.addmm(x, y, z, out=x)` is `x.addmm_(y, z)`, which torch defines.
     has_in_place_form = overload_name(fn).endswith("out") and hasattr(_aten, f"{name}_")
     is_in_place = has_in_place_form and isinstance(args[0], torch.Tensor) and _is_same(args[0], written[0])
-    leaves = [leaf for leaf in jax.tree.leaves((args[is_in_place:], kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = tensor_leaves((args[is_in_place:], kwargs))
     for tensor in written:
         read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]
         again = sum(_is_same(t, tensor) for t in (written if by_element else read)) > 1

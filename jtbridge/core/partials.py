@@ -49,7 +49,8 @@ class PartialCall:
         """
         _, fixed, keywords = self.parts()
         positional = [value if value is _PLACEHOLDER else _fixed(value) for value in fixed]
-        return _filled(positional, args), {**{name: _fixed(value) for name, value in keywords.items()}, **kwargs}
+        named = {name: _fixed(value) for name, value in keywords.items()}
+        return _filled_arguments(positional, args), {**named, **kwargs}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, fixed, keywords = self.parts()
@@ -67,7 +68,7 @@ class PartialCall:
         args: tuple[Any, ...] = ()
         keywords: dict[str, Any] = {}
         while isinstance(fn, functools.partial):
-            args, keywords = _filled(fn.args, args), {**fn.keywords, **keywords}
+            args, keywords = _filled_arguments(fn.args, args), {**fn.keywords, **keywords}
             fn = self._unwrapped(fn.func)
         return unwrap_compiled(fn), args, keywords
 
@@ -78,7 +79,7 @@ def _fixed(value: Any) -> Any:
     return value if any(isinstance(leaf, jax.Array | jax.Ref) for leaf in leaves) else Fixed(value)
 
 
-def _filled(fixed: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+def _filled_arguments(fixed: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the fixed arguments, with arguments of `args` in place of the placeholders, then the rest of `args`."""
     rest = iter(args)
     first = [next(rest, value) if value is _PLACEHOLDER else value for value in fixed]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
+def reduce_value(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
     """Return the value for ``__reduce__`` of a wrapped function.
 
     The name of a decorated function refers to the wrapped function, so the wrapped function is pickled by this name.
@@ -24,11 +24,11 @@ def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
         return rebuild, parts
     cloudpickle = sys.modules.get("cloudpickle")
     if module == "__main__" and cloudpickle is not None:
-        return _load, (rebuild, cloudpickle.dumps(parts))
+        return _rebuild_from_pickle, (rebuild, cloudpickle.dumps(parts))
     return name
 
 
-def _load(rebuild: Callable[..., Any], data: bytes) -> Any:
+def _rebuild_from_pickle(rebuild: Callable[..., Any], data: bytes) -> Any:
     import pickle
 
     return rebuild(*pickle.loads(data))

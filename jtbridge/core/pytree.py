@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from jtbridge._compat import torch_pytree_node
 from jtbridge.errors import ArgumentError
 
+from .closures import closure_contents
 from .messages import kind_of
 from .signals import raise_if_from_signal
 from .static import static_key, value_key
@@ -289,7 +290,7 @@ def holds_derivative(value: Any, depth: int = 4) -> bool:
     elif isinstance(value, list | tuple | set | frozenset):
         parts += value
     elif isinstance(value, types.FunctionType):
-        parts += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        parts += closure_contents(value)
     elif isinstance(value, functools.partial):
         parts += [*value.args, *value.keywords.values()]
     elif isinstance(value, types.MethodType):
@@ -300,11 +301,9 @@ def holds_derivative(value: Any, depth: int = 4) -> bool:
     return any(holds_derivative(part, depth - 1) for part in parts)
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the leaves of a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def refuse_unsortable(tree: Any, name: str) -> None:

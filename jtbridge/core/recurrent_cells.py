@@ -32,7 +32,7 @@ class Cell:
     adds_gates: bool
 
 
-def _lstm(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
+def _lstm_cell(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
     del h
     i, f, g, o = (a + b for a, b in zip(gates, more, strict=True))
     i, f, g, o = xp.sigmoid(i), xp.sigmoid(f), xp.tanh(g), xp.sigmoid(o)
@@ -49,7 +49,7 @@ def _lstm_slopes(xp: Any, by_h: Any, by_c: Any, saved: Sequence[Any], h: Any, c:
     return (by_i, by_f, by_g, by_h * now * o * (1 - o)), None, None, by_c * f
 
 
-def _gru(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
+def _gru_cell(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
     (r, z, n), (hr, hz, hn) = gates, more
     r, z = xp.sigmoid(r + hr), xp.sigmoid(z + hz)
     n = xp.tanh(n + r * hn)
@@ -64,7 +64,7 @@ def _gru_slopes(xp: Any, by_h: Any, by_c: Any, saved: Sequence[Any], h: Any, c: 
     return (by_r, by_z, by_n), (by_r, by_z, by_n * r), by_h * z, by_c
 
 
-def _tanh(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
+def _tanh_cell(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
     del h
     return xp.tanh(gates[0] + more[0]), c, ()
 
@@ -74,7 +74,7 @@ def _tanh_slopes(xp: Any, by_h: Any, by_c: Any, saved: Sequence[Any], h: Any, c:
     return (by_h * (1 - h * h),), None, None, by_c
 
 
-def _relu(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
+def _relu_cell(xp: Any, gates: Sequence[Any], more: Sequence[Any], h: Any, c: Any) -> tuple[Any, Any, Sequence[Any]]:
     del h
     gate = gates[0] + more[0]
     return xp.where(gate <= 0, 0, gate), c, ()
@@ -86,8 +86,8 @@ def _relu_slopes(xp: Any, by_h: Any, by_c: Any, saved: Sequence[Any], h: Any, c:
 
 
 CELLS = {
-    "lstm": Cell(_lstm, _lstm_slopes, gates=4, saved=4, adds_gates=True),
-    "gru": Cell(_gru, _gru_slopes, gates=3, saved=4, adds_gates=False),
-    "rnn_tanh": Cell(_tanh, _tanh_slopes, gates=1, saved=0, adds_gates=True),
-    "rnn_relu": Cell(_relu, _relu_slopes, gates=1, saved=0, adds_gates=True),
+    "lstm": Cell(_lstm_cell, _lstm_slopes, gates=4, saved=4, adds_gates=True),
+    "gru": Cell(_gru_cell, _gru_slopes, gates=3, saved=4, adds_gates=False),
+    "rnn_tanh": Cell(_tanh_cell, _tanh_slopes, gates=1, saved=0, adds_gates=True),
+    "rnn_relu": Cell(_relu_cell, _relu_slopes, gates=1, saved=0, adds_gates=True),
 }

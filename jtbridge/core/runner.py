@@ -76,7 +76,7 @@ def _with_values(fn: TorchFunction, count: int) -> Callable[..., Tensors]:
         if is_proven:
             results = fn(*tensors)
         else:
-            results, is_proven = _on_copies(fn, tensors, count), True
+            results, is_proven = _run_on_copies(fn, tensors, count), True
         if any(isinstance(result, FakeTensor) for result in results):
             raise escaped_tensor_error(fn.base.name)
         return results
@@ -84,7 +84,7 @@ def _with_values(fn: TorchFunction, count: int) -> Callable[..., Tensors]:
     return call
 
 
-def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -> Tensors:
+def _run_on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -> Tensors:
     """Run a function with custom operators for the first time, on copies of its first `count` arguments on a CPU.
 
     Raises:

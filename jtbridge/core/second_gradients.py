@@ -12,7 +12,7 @@ def as_variable(x: torch.Tensor) -> torch.Tensor:
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
-def gradients(
+def differentiable_gradients(
     results: Sequence[torch.Tensor], by: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """Return gradients of `results` that can be differentiated; zeros for a tensor on which they do not depend.
@@ -36,4 +36,5 @@ def second_gradients(
         seconds: the cotangents of the gradients of the arguments.
     """
     arguments = leaves[len(results) :]
-    return gradients(gradients(results, arguments, leaves[: len(results)]), leaves, seconds)
+    gradients = differentiable_gradients(results, arguments, leaves[: len(results)])
+    return differentiable_gradients(gradients, leaves, seconds)

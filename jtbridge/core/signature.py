@@ -63,7 +63,7 @@ def flatten_arguments(
     statics: list[Any] = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor) or _is_number_of_jax(leaf):
-            arrays.append(_as_array(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
+            arrays.append(_leaf_as_array(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             keys.append(ARRAY)
             statics.append(ARRAY)
         elif isinstance(leaf, Fixed):  # state of the function
@@ -149,16 +149,16 @@ def _leaf_name(fn: Callable, name: str, args: tuple, kwargs: dict[str, Any], pos
     return f"argument `{_path_name(path, parameter_names(fn))}` of `{name}`"
 
 
-def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
+def _leaf_as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
     if current_context() is Context.EAGER:
-        return _converted(leaf, describe)
+        return _converted_leaf(leaf, describe)
     with jax.ensure_compile_time_eval():  # a constant of the trace, so that its value is known there
-        return _converted(leaf, describe)
+        return _converted_leaf(leaf, describe)
 
 
-def _converted(leaf: Any, describe: Callable[[], str]) -> jax.Array:
+def _converted_leaf(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, torch.Tensor):
         if innermost(leaf) is not leaf:
             raise ArgumentError(

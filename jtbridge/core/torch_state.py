@@ -40,7 +40,7 @@ class TorchState:
             ),
             dtype=torch.get_default_dtype(),
             device=torch.get_default_device() if has_torch_modes() else None,
-            matmul_precision=_products(),
+            matmul_precision=_matmul_precision(),
         )
 
     def activity_check(self) -> Callable[[], bool]:
@@ -115,7 +115,7 @@ class TorchState:
         return dataclasses.replace(self, grad=False, inference=False, autocast=())
 
 
-def _products() -> str:
+def _matmul_precision() -> str:
     """Return the matmul precision of float32 on a GPU.
 
     Torch also has one precision for each of its backends. If they differ, torch has no name for the mixture and raises;

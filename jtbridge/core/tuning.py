@@ -91,7 +91,7 @@ def has_results(files: str) -> bool:
     Args:
         files: the pattern of the names of the files.
     """
-    return _ENTERED or _has_files(folder(), files)
+    return _ENTERED or _has_files(results_folder(), files)
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def _has_files(folder: Path, files: str) -> bool:
         return False
 
 
-def folder() -> Path:
+def results_folder() -> Path:
     """Return the folder of the results."""
     return _FOLDER.get() or cache_folder.folder() / "tuning"
 
@@ -137,12 +137,12 @@ def known_or_tuned(
             if found[name] is not None:
                 _FILES[name] = [path]
         elif _TUNE.get() and path not in _FILES[name]:
-            _copy(_FILES[name][0], path)
+            _copy_result(_FILES[name][0], path)
             _FILES[name].append(path)
         return found[name]
 
 
-def _copy(path: Path, other: Path) -> None:
+def _copy_result(path: Path, other: Path) -> None:
     """Copy the file of a result, unless there is one. If that fails, there is a warning."""
     try:
         if other.exists():
@@ -159,7 +159,7 @@ def several_processes_reason() -> str | None:
     return None
 
 
-def read(path: Path, key: ChoiceKey, parse: Callable[[Any], T | None]) -> T | None:
+def read_result(path: Path, key: ChoiceKey, parse: Callable[[Any], T | None]) -> T | None:
     """Return the result in a key's file; None if there is none for this key.
 
     A file that cannot be read or understood counts as missing, with a warning.
@@ -184,7 +184,7 @@ def read(path: Path, key: ChoiceKey, parse: Callable[[Any], T | None]) -> T | No
         return warn(f"no tuning result is in {path}, the default is used: {type(error).__name__}: {error}")
 
 
-def write(path: Path, key: ChoiceKey, result: Mapping[str, Any]) -> None:
+def write_result(path: Path, key: ChoiceKey, result: Mapping[str, Any]) -> None:
     """Write the result of tuning to a file, atomically: other processes that write or read see a whole file.
 
     If that fails, there is a warning and this process goes on with the result. A later process has to tune again.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge._compat import OpOverload, schema_of, undeclared_writes
+
+from .pytree import tensor_leaves
 
 # Functions that give a NumPy array over a tensor's memory, to which code may write without an operator.
 AS_NUMPY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
@@ -19,7 +20,7 @@ def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list
     written = []
     for position, name in written_arguments(fn):
         value = kwargs.get(name, args[position] if position < len(args) else None)
-        written += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, torch.Tensor)]
+        written += tensor_leaves(value)
     positions = undeclared_writes(fn, args)
     return written + [args[position] for position in positions if isinstance(args[position], torch.Tensor)]
 

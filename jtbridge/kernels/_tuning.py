@@ -104,7 +104,7 @@ def chosen(kernel: Any, candidates: Sequence[C], problem: Problem, milliseconds:
         return default
     every = list(dict.fromkeys(candidates))
     key = _key_of_problem(kernel, chip, problem)
-    path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
+    path = tuning.results_folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
     found = tuning.known_or_tuned(
         _FOUND, key, path, lambda: _read_configuration(path, key, every), lambda: _tuned(path, key, every, milliseconds)
     )
@@ -150,7 +150,7 @@ def _read_configuration(path: Path, key: Problem, candidates: Sequence[C]) -> C 
         named = held["configuration"]
         return next((c for c in candidates if dataclasses.asdict(c) == named), None)  # type: ignore[call-overload]
 
-    return tuning.read(path, key, parse)
+    return tuning.read_result(path, key, parse)
 
 
 def _write(path: Path, key: Problem, found: Any, times: Mapping[Any, float | str]) -> None:
@@ -159,4 +159,4 @@ def _write(path: Path, key: Problem, found: Any, times: Mapping[Any, float | str
         "configuration": dataclasses.asdict(found),
         "milliseconds": [[dataclasses.asdict(candidate), t] for candidate, t in times.items()],
     }
-    tuning.write(path, key, result)
+    tuning.write_result(path, key, result)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jtbridge.core.closures import closure_contents, read_cell
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 from jtbridge.core.definitions import module_of, slot_names
 from jtbridge.errors import ModelError
@@ -159,7 +160,7 @@ class _Copier:
             return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         self._remember(value, found)
         copies_itself = hasattr(type(value), "__copy__")  # `__copy__` may leave out caches
-        for key, attribute in attributes_of(found if copies_itself else value).items():
+        for key, attribute in attributes_and_slots(found if copies_itself else value).items():
             object.__setattr__(found, key, self.value(attribute))
         return found
 
@@ -173,8 +174,8 @@ class _Copier:
         return self._remember(function, found)
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        is_new = _is_filled(cell) and self._holds(cell.cell_contents)
-        return types.CellType(self.value(cell.cell_contents)) if is_new else cell
+        contents = read_cell(cell)
+        return types.CellType(self.value(contents)) if self._holds(contents) else cell
 
     def _holds(self, value: Any) -> bool:
         """Return whether an object holds a module, or a tensor that is replaced."""
@@ -214,10 +215,10 @@ class _Copier:
             return [value()]
         if isinstance(value, types.FunctionType):
             self._check_globals(value)
-            return closed_over(value)
+            return closure_and_defaults(value)
         if isinstance(value, type | types.ModuleType) or module_of(type(value)).partition(".")[0] in ("torch", "numpy"):
             return []
-        return list(attributes_of(value).values())
+        return list(attributes_and_slots(value).values())
 
     def _check_globals(self, function: types.FunctionType) -> None:
         """Refuse a function that reads a module of the original from a global variable, and so not the copy."""
@@ -236,21 +237,13 @@ def _reads(function: types.FunctionType, name: str) -> bool:
     return any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(function))
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_and_slots(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, in its dict and in its slots."""
     slots = {key: getattr(value, key) for key in slot_names(type(value).__mro__) if hasattr(value, key)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
-def closed_over(function: types.FunctionType) -> list[Any]:
+def closure_and_defaults(function: types.FunctionType) -> list[Any]:
     """Return the objects in the closure and in the defaults of a function."""
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  (reading an empty cell raises)
-    except ValueError:
-        return False
-    return True
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [*closure_contents(function), *defaults]

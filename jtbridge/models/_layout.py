@@ -79,14 +79,14 @@ def entries(
     for path, part in modules:
         for key, tensor in registered_parameters(part).items():
             trains = tensor is not None and tensor.requires_grad
-            add(_joined(path, key), "parameter" if trains else "frozen", tensor, True)
+            add(_path_of_part(path, key), "parameter" if trains else "frozen", tensor, True)
     for path, part in modules:
         for key, tensor in registered_buffers(part).items():
-            add(_joined(path, key), "buffer", tensor, key not in non_persistent_buffers(part))
+            add(_path_of_part(path, key), "buffer", tensor, key not in non_persistent_buffers(part))
     ids = visited | {id(part) for _, part in modules}
     for path, part in modules:
         for key, value in plain_attributes(part).items():
-            for name, tensor in _tensors_in(_joined(path, key), value, ids, computed):
+            for name, tensor in _tensors_in(_path_of_part(path, key), value, ids, computed):
                 add(name, "attribute", tensor, False)
     return found
 
@@ -136,7 +136,7 @@ def _tensors_in(
             yield f"{name}.{key}", found[ties.get(key, key)].tensor
 
 
-def _joined(path: str, key: str) -> str:
+def _path_of_part(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
@@ -208,11 +208,11 @@ def locate(module: torch.nn.Module, name: str) -> tuple[Any, Any]:
     holder: Any = module
     path = name.split(".")
     while len(path) > 1 and not (isinstance(holder, dict) and ".".join(path) in map(str, holder)):
-        holder, path = _step(holder, path, name)
+        holder, path = _next_part(holder, path, name)
     return holder, ".".join(path)
 
 
-def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
+def _next_part(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
     """Return the part of `holder` that the start of a path leads to, and the rest of the path."""
     if isinstance(holder, torch.nn.Module):
         parts = {**vars(holder), **registered_modules(holder)}

@@ -45,13 +45,13 @@ def _own_arguments(function: Any) -> dict[str, tuple[int, Any]]:
     """Return the positions and the defaults of the arguments `train` and `rng` of a function."""
     try:
         if function not in _KNOWN:
-            _KNOWN[function] = _read(function)
+            _KNOWN[function] = _read_parameters(function)
         return _KNOWN[function]
     except TypeError:  # a callable that does not support weak references
-        return _read(function)
+        return _read_parameters(function)
 
 
-def _read(function: Any) -> dict[str, tuple[int, Any]]:
+def _read_parameters(function: Any) -> dict[str, tuple[int, Any]]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in function may have no signature

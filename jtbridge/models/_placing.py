@@ -14,7 +14,7 @@ from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._layout import TensorEntry
-from ._sharding import Leaf, Rules, place, shardings_of
+from ._sharding import Leaf, Rules, shardings_of, with_sharding
 
 
 def converter(
@@ -45,7 +45,7 @@ def converter(
                 "the CPU, or with `accelerate.init_empty_weights()`, which gives values to buffers."
             )
         _check_range(name, tensor)
-        return place(tensor, shardings[name]) if shardings else to_jax(tensor)
+        return with_sharding(tensor, shardings[name]) if shardings else to_jax(tensor)
 
     return convert
 

@@ -18,7 +18,7 @@ from jtbridge._compat import HOOK_TABLES
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.state import VALUES, same
 
-from ._copying import attributes_of, closed_over
+from ._copying import attributes_and_slots, closure_and_defaults
 from ._layout import plain_attributes
 
 _DEPTH = 6
@@ -118,7 +118,7 @@ class _Comparison:
             if id(before) not in self._seen:
                 yield from self.modules(name, before, after)
         elif isinstance(before, _FUNCTIONS) and type(before) is type(after):
-            (code, parts), (other_code, others) = _function(before), _function(after)
+            (code, parts), (other_code, others) = _code_and_parts(before), _code_and_parts(after)
             if code is not other_code:
                 yield name, before, after
             else:
@@ -128,7 +128,7 @@ class _Comparison:
                 yield name, before, after
         elif type(before) is type(after):
             if self._is_new(before):
-                yield from self._values(name, attributes_of(before), attributes_of(after), depth + 1)
+                yield from self._values(name, attributes_and_slots(before), attributes_and_slots(after), depth + 1)
         elif before is not None and before is not _MISSING:
             yield name, before, after
 
@@ -139,7 +139,7 @@ def _is_value(value: Any) -> bool:
         return False
     if isinstance(value, (*VALUES, *_FUNCTIONS, type, enum.Enum, np.ndarray, bytearray)):
         return True
-    return type(value).__eq__ is not object.__eq__ and not attributes_of(value)
+    return type(value).__eq__ is not object.__eq__ and not attributes_and_slots(value)
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -154,14 +154,14 @@ def _equal(value: Any, other: Any) -> bool:
         return False
 
 
-def _function(function: Any) -> tuple[Any, Any]:
+def _code_and_parts(function: Any) -> tuple[Any, Any]:
     """Return the code of a function, or the class of a wrapper, and the objects that it refers to."""
     if isinstance(function, functools.partial):
         return functools.partial, [function.func, function.args, function.keywords]
     if isinstance(function, types.MethodType):
         return types.MethodType, [function.__func__, function.__self__]
     if isinstance(function, types.FunctionType):
-        return function.__code__, closed_over(function)
+        return function.__code__, closure_and_defaults(function)
     return function, []
 
 
@@ -171,11 +171,11 @@ def _has_same_items(before: Any, after: Any) -> bool:
         return not after
     old, new = ([item for item in items if _is_value(item) or _is_tensor(item)] for items in (before, after))
     if isinstance(after, set | frozenset):
-        return set(map(_identity, old)) == set(map(_identity, new))
-    return len(before) == len(after) and list(map(_identity, old)) == list(map(_identity, new))
+        return set(map(_identity_or_value, old)) == set(map(_identity_or_value, new))
+    return len(before) == len(after) and list(map(_identity_or_value, old)) == list(map(_identity_or_value, new))
 
 
-def _identity(item: Any) -> Any:
+def _identity_or_value(item: Any) -> Any:
     return id(item) if _is_tensor(item) or isinstance(item, np.ndarray | bytearray) else (type(item), item)
 
 

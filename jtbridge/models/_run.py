@@ -82,7 +82,7 @@ class Run:
         everything = entries(self.module, computed=True, ties=ties)
         found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
         given = {**params, **state}
-        tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
+        tensors = {name: _in_module_dtype(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
         if not in_parts:
             self._check_shapes(found, tensors)
@@ -120,7 +120,7 @@ class Run:
             name: entry.tensor
             for name, entry in after.items()
             if entry.tensor is not tensors.get(name, given.get(name))
-            or (name in before and (write_count(entry.tensor) != before[name] or _may_be_written(entry)))
+            or (name in before and (write_count(entry.tensor) != before[name] or _may_have_changed(entry)))
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
         self._check_new_parameters(after, found, given)
@@ -340,12 +340,12 @@ def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
     )
 
 
-def _may_be_written(entry: TensorEntry) -> bool:
+def _may_have_changed(entry: TensorEntry) -> bool:
     """Return whether a call may have written to a converted tensor: torch does not count all writes."""
     return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in (*_NARROWED, torch.int32)
 
 
-def _in_dtype_of(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+def _in_module_dtype(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     """Return a tensor in the dtype of the module's tensor, if conversion to JAX and back changed it.
 
     While x64 is off, JAX narrows float64 and complex128, and an int32 array reaches torch as int64.

@@ -95,7 +95,7 @@ def shard(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
         >>> params["weight"].sharding.spec
         P('model', None)
     """
-    return jax.tree.map(place, tree, shardings(tree, mesh, rules, params=params))
+    return jax.tree.map(with_sharding, tree, shardings(tree, mesh, rules, params=params))
 
 
 def shardings(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
@@ -118,7 +118,7 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any
     leaves, shapes = [], []
     for path, value in paths:
         name, shape = name_of(path), tuple(np.shape(value))
-        leaves.append(Leaf(name, of_params.get(name, shape), bool(name) and _is_inexact(value)))
+        leaves.append(Leaf(name, of_params.get(name, shape), bool(name) and _has_inexact_dtype(value)))
         shapes.append(shape)
     found = [
         NamedSharding(sharding.mesh, spec_of_state(sharding.spec, leaf.shape, shape))
@@ -158,7 +158,7 @@ def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = No
     def put(path: Any, value: Any) -> jax.Array:
         shape = tuple(np.shape(value))
         if not shape or not axes:
-            return place(value, NamedSharding(mesh, PartitionSpec()))
+            return with_sharding(value, NamedSharding(mesh, PartitionSpec()))
         sharding = NamedSharding(mesh, PartitionSpec(entry))
         rows = shape[0] * jax.process_count() if local else shape[0]
         if rows % size:
@@ -168,7 +168,7 @@ def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = No
             )
         if local:
             return jax.make_array_from_process_local_data(sharding, _as_numpy(value))
-        return place(value, sharding)
+        return with_sharding(value, sharding)
 
     return jax.tree_util.tree_map_with_path(put, batch)
 
@@ -220,7 +220,7 @@ def shardings_of(leaves: Sequence[Leaf], mesh: Mesh, rules: Rules) -> list[Named
     return found
 
 
-def place(value: Any, sharding: NamedSharding) -> jax.Array:
+def with_sharding(value: Any, sharding: NamedSharding) -> jax.Array:
     """Return a JAX array with a sharding; only the part of each device is converted and copied to it."""
     if isinstance(value, Tracer):
         return jax.lax.with_sharding_constraint(value, sharding)
@@ -349,7 +349,7 @@ def _as_numpy(value: Any) -> np.ndarray:
     return np.array(array, canonical_dtype(array.dtype))
 
 
-def _is_inexact(value: Any) -> bool:
+def _has_inexact_dtype(value: Any) -> bool:
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     if isinstance(dtype, torch.dtype):
         return dtype.is_floating_point or dtype.is_complex

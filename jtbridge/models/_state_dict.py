@@ -40,7 +40,7 @@ def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared:
     found = entries(module)
     tensors = {}
     for name, array in arrays.items():
-        tensor = _shared(array) if shared else to_torch(array, copy=True)
+        tensor = _shared_or_copied(array) if shared else to_torch(array, copy=True)
         tensors[name] = as_dtype(tensor, found[name].tensor.dtype) if name in found else tensor
     return bound(module, found, tensors, frozenset(tensors)).state_dict()
 
@@ -63,12 +63,12 @@ def from_state_dict(
     found = entries(module)
     check_initialized(found)
     overlapping(found)  # raises if a parameter shares memory
-    copy = _loaded(module, found, state_dict, strict, other_names or {})
+    copy = _loaded_copy(module, found, state_dict, strict, other_names or {})
     params: dict[str, jax.Array] = {}
     state: dict[str, jax.Array] = {}
     convert = converter(found, mesh, rules)
     for key, entry in found.items():
-        tensor = _at(copy, key)
+        tensor = _tensor_at(copy, key)
         if tensor.device.type == "meta":
             tensor = entry.tensor
             if isinstance(tensor, ReleasedTensor):
@@ -80,7 +80,7 @@ def from_state_dict(
     return params, state
 
 
-def _loaded(
+def _loaded_copy(
     module: torch.nn.Module,
     found: Mapping[str, TensorEntry],
     state_dict: Mapping[str, Any],
@@ -92,7 +92,7 @@ def _loaded(
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)
     expected = copy.state_dict()
-    given = {key: _as_tensor(value) for key, value in state_dict.items()}
+    given = {key: _copied_to_torch(value) for key, value in state_dict.items()}
     given |= {other: given[first] for other, first in other_names.items() if other in expected.keys() - given}
     _complete(given, expected, ties)
     _check_entries(name, given, expected)
@@ -121,12 +121,12 @@ def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if wide else tensor
 
 
-def _shared(array: Any) -> torch.Tensor:
+def _shared_or_copied(array: Any) -> torch.Tensor:
     is_local = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1
     return shared_tensor(array) if is_local and array.device.platform == "cpu" else to_torch(array, copy=True)  # type: ignore[union-attr]
 
 
-def _as_tensor(value: Any) -> Any:
+def _copied_to_torch(value: Any) -> Any:
     if isinstance(value, jax.Array | np.ndarray):
         return to_torch(np.asarray(value) if isinstance(value, np.ndarray) else value, copy=True)
     return value
@@ -188,7 +188,7 @@ def _check_ties(module: str, copy: torch.nn.Module, ties: list[list[str]]) -> No
                 )
 
 
-def _at(copy: torch.nn.Module, name: str) -> torch.Tensor:
+def _tensor_at(copy: torch.nn.Module, name: str) -> torch.Tensor:
     holder, key = locate(copy, name)
     if isinstance(holder, torch.nn.Module):
         return next(

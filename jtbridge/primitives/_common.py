@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jtbridge._backends import choose, may_have_islands, order_after_current_streams, translates
+from jtbridge._backends import choose_backend, may_have_islands, order_after_current_streams, translates
 from jtbridge._compat import (
     add_nan_check,
     call_aval,
@@ -61,7 +61,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         pure = (
             is_exported(ctx) or is_divided(ctx) or reduces or len(platforms) > 1 or not may_have_islands(platforms[0])
         )
-        chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
+        chosen = [choose_backend(backend, platform, fn, pure=pure) for platform in platforms]
         calls = any(each.kind == "call" for each in chosen)
         if calls and backend == "auto":
             _refuse_missing_formula(fn)
@@ -142,7 +142,7 @@ def run_now(
     devices = {device for x in arrays for device in x.sharding.device_set}
     platform = next(iter(devices)).platform if devices else jax.default_backend()
     if len(devices) <= 1 and platform == "cpu":
-        backend = choose(params["backend"], platform, fn)
+        backend = choose_backend(params["backend"], platform, fn)
         if backend.kind == "call":
             return backend.call(fn, arrays)
     args = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in args]

@@ -17,9 +17,9 @@ import torch
 from jax.extend.core import subjaxprs
 from torch import fx
 
-from jtbridge._backends import choose, may_use_kernels, translates, unsupported_reasons
+from jtbridge._backends import choose_backend, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls._wrap import Wrapped, as_wrapped
-from jtbridge.calls.eager import unsupported_reason
+from jtbridge.calls.eager import unshareable_reason
 from jtbridge.capture import Split, Trial, aten_graph, draws, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
@@ -205,7 +205,11 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     nodes = [] if module is None else _nodes(module)
     counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
-    name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, traced, quiet=True).name
+    name = (
+        "io_callback, in order"
+        if wrapped.ordered
+        else choose_backend(wrapped.backend, platform, traced, quiet=True).name
+    )
     runners = _runners(wrapped, platform, traced)
     return Explanation(
         function=f"{traced.name}({describe_arguments(traced)})",
@@ -238,7 +242,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     if translates(wrapped.backend) and wrapped.backend != "auto" and not wrapped.ordered:
         return f"{traced}, as under jax.jit: backend={wrapped.backend!r} was asked for"
     arrays, _, _ = wrapped.flattened(args, dict(kwargs))
-    reasons = [reason for reason in map(unsupported_reason, arrays) if reason is not None]
+    reasons = [reason for reason in map(unshareable_reason, arrays) if reason is not None]
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
@@ -259,7 +263,7 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
     gradient = _gradient_function(traced)
     if gradient is None:
         return None
-    backend = choose(wrapped.backend, platform, gradient, quiet=True)
+    backend = choose_backend(wrapped.backend, platform, gradient, quiet=True)
     refused = list(unsupported_reasons(wrapped.backend, platform, gradient).values())
     return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
 
@@ -313,7 +317,7 @@ def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tu
     found: dict[Any, tuple[IslandReport, bool]] = {}
     gradient = _gradient_function(traced)
     for function in (traced, *([] if gradient is None else [gradient])):
-        if choose(wrapped.backend, platform, function, quiet=True).kind == "call":
+        if choose_backend(wrapped.backend, platform, function, quiet=True).kind == "call":
             continue
         choices = [(fn, choose_runner(fn, lowered, platform)) for fn, lowered in islands_in(translate(function))]
         shown = [(fn, choice) for fn, choice in choices if choice.in_torch or choice.measured]

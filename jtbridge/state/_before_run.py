@@ -38,11 +38,11 @@ class StateBeforeRun:
 
     def changed(self) -> str:
         """Return the names of the state that changed since the snapshot, for a message; empty if none did."""
-        return _names(self._state.differences())
+        return _listed_names(self._state.differences())
 
     def changed_tensors(self) -> str:
         """Return the names of the tensors that were written to or replaced since the snapshot, as `changed` does."""
-        return _names(change for change in self._state.differences() if change.is_of_tensor)
+        return _listed_names(change for change in self._state.differences() if change.is_of_tensor)
 
     def undo(self) -> contextlib.AbstractContextManager[None]:
         """Restore the snapshot, and return a context in which torch draws from the generator's state in the snapshot.
@@ -83,5 +83,5 @@ class StateBeforeRun:
             )
 
 
-def _names(changes: Iterable[Change]) -> str:
+def _listed_names(changes: Iterable[Change]) -> str:
     return ", ".join([*dict.fromkeys(map(str, changes))][:_SHOWN])

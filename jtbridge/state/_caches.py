@@ -38,7 +38,7 @@ class CachedFunction:
 
     def has_new_containers(self) -> bool:
         """Return whether there is a new entry whose result later calls may write to."""
-        return any(map(_may_be_written, self._new().values()))
+        return any(map(_may_hold_state, self._new().values()))
 
     def drop_new(self) -> None:
         """Drop the entries that were added since the state was saved."""
@@ -72,10 +72,10 @@ class CachedFunction:
         return is_found_again
 
 
-def _may_be_written(result: Any) -> bool:
+def _may_hold_state(result: Any) -> bool:
     """Return whether a result of a cached function may hold state, such as a list or an object, but not a tensor."""
     if isinstance(result, tuple):
-        return any(map(_may_be_written, result))
+        return any(map(_may_hold_state, result))
     return not isinstance(result, (torch.Tensor, type, types.FunctionType, types.ModuleType, *VALUES))
 
 

@@ -12,6 +12,7 @@ import torch
 
 from jtbridge._compat import FakeTensor, innermost
 from jtbridge.core.array_types import SYMBOLIC_NUMBERS
+from jtbridge.core.closures import read_cell
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 
 from ._escaped import PoisonTensor
@@ -91,7 +92,8 @@ def _same_up_to_rounding(a: Any, b: Any) -> bool:
 
 
 def _closed_over(fn: types.FunctionType) -> list[Any]:
-    return [*map(read_cell, fn.__closure__ or ()), fn.__defaults__, fn.__kwdefaults__]
+    cells = fn.__closure__ or ()
+    return [*(read_cell(cell, MISSING) for cell in cells), fn.__defaults__, fn.__kwdefaults__]
 
 
 def holds_traced(value: Any, depth: int) -> bool:
@@ -107,11 +109,3 @@ def holds_traced(value: Any, depth: int) -> bool:
     attributes = getattr(value, "__dict__", None)
     is_walked = isinstance(attributes, dict) and not isinstance(value, types.FunctionType)
     return is_walked and holds_traced(attributes, min(depth - 1, 3))  # objects may refer to each other in a circle
-
-
-def read_cell(cell: types.CellType) -> Any:
-    """Return the contents of a closure cell, or `MISSING` if the cell is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return MISSING

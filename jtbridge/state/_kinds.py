@@ -23,9 +23,10 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from jtbridge._compat import RNN_WEIGHTS, forward_pre_hooks, hooks_of_leaf, set_hooks_of_leaf
+from jtbridge.core.closures import read_cell
 from jtbridge.core.definitions import module_of, slot_names
 
-from ._comparison import MISSING, read_cell, same, same_tensors
+from ._comparison import MISSING, same, same_tensors
 
 _LIBRARIES = sys.stdlib_module_names | {
     *("torch", "torchgen", "functorch", "triton", "jax", "jaxlib", "numpy", "scipy", "sympy", "jtbridge"),
@@ -150,14 +151,14 @@ def _compare_value(before: Any, after: Any) -> Iterator[tuple[str, Any, Any, Any
 def _compare_tensors(before: tuple, after: tuple) -> Iterator[tuple[str, Any, Any, Any]]:
     for name, was, now in zip(("grad", "requires_grad", "data"), before, after, strict=False):
         if name == "data":
-            changed = _memory(was) != _memory(now)
+            changed = _memory_layout(was) != _memory_layout(now)
         else:
             changed = not same(was, now)
         if changed:
             yield "attribute", name, was, now
     if len(before) > 3:
         values, memory = before[3], after[2]
-        has_values = _bytes_of(memory) == values if isinstance(values, bytes) else same(values, memory)
+        has_values = _memory_bytes(memory) == values if isinstance(values, bytes) else same(values, memory)
         if not has_values:
             yield "", None, values, memory
 
@@ -311,7 +312,7 @@ def parts_of_tensor(tensor: torch.Tensor) -> list[tuple[str, Any]]:
     return [(name, getattr(tensor, name)) for name in names]
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def _memory_bytes(tensor: torch.Tensor) -> bytes:
     """Return the memory of a contiguous tensor on the CPU, of any dtype, in a tenth of the time of a clone."""
     size = tensor.nbytes
     fits = size and _end_of(tensor) <= tensor.untyped_storage().nbytes()  # a storage may have shrunk
@@ -325,7 +326,7 @@ def _end_of(tensor: torch.Tensor) -> int:
 
 def _has_bytes(tensor: torch.Tensor, contents: tuple) -> bool:
     *others, values = contents
-    return _has_memory(tensor, others) and _bytes_of(tensor) == values
+    return _has_memory(tensor, others) and _memory_bytes(tensor) == values
 
 
 def _has_memory(tensor: torch.Tensor, contents: Sequence[Any]) -> bool:
@@ -333,11 +334,11 @@ def _has_memory(tensor: torch.Tensor, contents: Sequence[Any]) -> bool:
     return (
         tensor.requires_grad is requires_grad
         and (not tensor.is_leaf or tensor.grad is grad)
-        and _memory(tensor) == _memory(memory)
+        and _memory_layout(tensor) == _memory_layout(memory)
     )
 
 
-def _memory(tensor: torch.Tensor) -> Any:
+def _memory_layout(tensor: torch.Tensor) -> Any:
     if tensor.is_nested:  # it has no sizes
         return tensor.dtype
     # A parameter of a lazy module has no `shape`.
@@ -347,7 +348,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
     grad, requires_grad, memory, *values = contents
-    if _memory(tensor) != _memory(memory):
+    if _memory_layout(tensor) != _memory_layout(memory):
         tensor.data = memory
     if tensor.is_leaf:
         tensor.requires_grad_(requires_grad)
@@ -357,7 +358,7 @@ def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
     if not isinstance(values[0], bytes):
         if not same_tensors(values[0], memory):
             memory.copy_(values[0])
-    elif _bytes_of(memory) != values[0]:
+    elif _memory_bytes(memory) != values[0]:
         storage = memory.untyped_storage()
         if storage.nbytes() < _end_of(memory):
             storage.resize_(_end_of(memory))
@@ -429,7 +430,12 @@ DEQUE = Kind(list, _write_deque, _compare_sequence, _has_elements)
 SET = Kind(set.copy, _write_set, _compare_sets)
 MEMORY = Kind(_read_memory, _write_memory, _compare_value)
 ARRAY = Kind(np.copy, _write_array, _compare_value)
-CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)
+CELL = Kind(
+    lambda cell: read_cell(cell, MISSING),
+    _write_cell,
+    _compare_value,
+    lambda cell, contents: read_cell(cell, MISSING) is contents,
+)
 GLOBALS = Kind(_read_globals, _write_globals, _compare_items("global"))
 ALL_GLOBALS = Kind(dict.copy, _write_variables, _compare_items("global"), _has_items)
 FACTORY = Kind(
@@ -445,7 +451,7 @@ ATTRIBUTES = Kind(dict.copy, _write_dict(dict), _compare_items("attribute"), _ha
 MODULE = Kind(_module_attributes, _write_module, _compare_items("attribute"), _has_items)
 TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
 SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
-DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
+DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _memory_bytes(t)), _write_tensor, _compare_tensors, _has_bytes)
 CONTEXT_VARIABLE = Kind(lambda obj: obj.get(MISSING), _write_context_variable, _compare_value)
 FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
 PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))

@@ -41,10 +41,11 @@ from jtbridge._compat import (
     innermost,
     writes,
 )
+from jtbridge.core.closures import closure_contents, read_cell
 from jtbridge.core.definitions import module_of
 
 from ._caches import CACHED_FUNCTION, CachedFunction
-from ._comparison import PLAIN, VALUES, read_cell
+from ._comparison import PLAIN, VALUES
 from ._escaped import PoisonTensor
 from ._iterators import ITERATORS, copy_of, parts, position_of
 from ._kinds import (
@@ -339,7 +340,7 @@ class StateWalk:
             place = StatePath(path, "item", key)
             self._queue.append((hook, place))
             if isinstance(hook, types.FunctionType) and of_library(module_of(hook)):
-                self._queue.extend((read_cell(cell), place) for cell in hook.__closure__ or ())
+                self._queue.extend((contents, place) for contents in closure_contents(hook))
 
     def _function(self, fn: types.FunctionType, path: StatePath) -> None:
         # `functools.wraps` may give a user's function a library's `__module__`, and a library's function the user's.

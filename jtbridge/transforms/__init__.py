@@ -10,6 +10,7 @@ from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import (
     DetachedBackwardError,
     conjugate,
+    once_differentiable_error,
     refuse_lost_gradients,
     refuse_once_differentiable,
     refuse_wrong_batches,
@@ -19,6 +20,6 @@ from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
 from ._linearity import SMALL, may_be_nonlinear, refuse_nonlinear
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
-from ._vjp import Vjp
+from ._vjp import Vjp, dense_gradient
 from ._vmap import Vmap, of_results, unbatched
 from ._vmap_guard import KeptTensorError, SetGuard

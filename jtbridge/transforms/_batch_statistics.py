@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from jtbridge.core.messages import text_of
 
-from ._composite import in_order_of_torch, per_channel, scaled
+from ._composite import in_order_of_torch, per_channel, scaled, update_running_statistics
 
 
 def is_refusal(error: Exception) -> bool:
@@ -47,11 +47,7 @@ def _native_batch_norm(
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
     if training:
-        if running_mean is not None:
-            statistics = input.detach()
-            variance, mean = torch.var_mean(statistics, (0, *range(2, input.dim())))
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_(variance.to(running_var.dtype), momentum)
+        update_running_statistics(input, running_mean, running_var, momentum)
         return torch.native_batch_norm(input, weight, bias, None, None, True, momentum, eps)
     shape = per_channel(input)
     out = (input - running_mean.reshape(shape)) * torch.rsqrt(running_var.reshape(shape) + eps)

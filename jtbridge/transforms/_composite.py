@@ -40,12 +40,12 @@ FUSED = (
 )
 
 
-def _normalised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Tensor:
+def _standardised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Tensor:
     variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
     return (x - mean) * torch.rsqrt(variance + eps)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _half_to_float32(x: torch.Tensor) -> torch.Tensor:
     """Convert half precision to float32, in which torch's fused kernels normalise too."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -66,7 +66,7 @@ def _layer_norm(
 ) -> torch.Tensor:
     del cudnn_enable
     dims = tuple(range(input.dim() - len(normalized_shape), input.dim()))
-    out = scaled(_normalised(_wide(input), dims, eps), weight, bias, tuple(normalized_shape))
+    out = scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, tuple(normalized_shape))
     return out.to(input.dtype)
 
 
@@ -79,8 +79,8 @@ def _group_norm(
     cudnn_enabled: Any = None,
 ) -> torch.Tensor:
     del cudnn_enabled
-    grouped = _wide(input).reshape(input.shape[0], num_groups, -1)
-    out = _normalised(grouped, (2,), eps).reshape(input.shape)
+    grouped = _half_to_float32(input).reshape(input.shape[0], num_groups, -1)
+    out = _standardised(grouped, (2,), eps).reshape(input.shape)
     return scaled(out, weight, bias, per_channel(input)).to(input.dtype)
 
 
@@ -96,13 +96,20 @@ def _functional_batch_norm(
 ) -> torch.Tensor:
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    update_running_statistics(input, running_mean, running_var, momentum)
     dims = (0, *range(2, input.dim()))
+    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+
+
+def update_running_statistics(input: torch.Tensor, running_mean: Any, running_var: Any, momentum: float) -> None:
+    """Update the running statistics, unless they are None, by those of a batch.
+
+    As in torch, the new statistics have no derivative by the batch. They have one by the old statistics.
+    """
     if running_mean is not None:
-        with torch.no_grad():
-            variance, mean = torch.var_mean(_wide(input), dims)
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_(variance.to(running_var.dtype), momentum)
-    return scaled(_normalised(_wide(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+        variance, mean = torch.var_mean(_half_to_float32(input.detach()), (0, *range(2, input.dim())))
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_(variance.to(running_var.dtype), momentum)
 
 
 def in_order_of_torch(functional: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +145,7 @@ def _functional_instance_norm(
     if not use_input_stats or running_mean is not None:  # running statistics: left to torch
         return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     dims = tuple(range(2, input.dim()))
-    return scaled(_normalised(_wide(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
@@ -172,7 +179,7 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     """
     if input.is_complex() or not input.is_floating_point() or not input.dim():
         return torch.logcumsumexp(input, dim)
-    sums = _wide(input).movedim(dim, 0)
+    sums = _half_to_float32(input).movedim(dim, 0)
     reach = 1
     while reach < len(sums):
         later, earlier = sums[reach:], sums[:-reach]

@@ -44,11 +44,23 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
     """Raise if a second derivative is needed that torch does not have: torch would return zeros for it."""
     name = traced.cache.once_differentiable
     if name is not None and order > 1:
-        raise DifferentiationError(
-            f"`{traced.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
-            "has only its gradient: no second derivative, and no forward mode, which takes two reverse modes here. "
-            "Write the backward with differentiable operators, or give the Function a `jvp`."
-        )
+        raise once_differentiable_error(traced.name, name)
+
+
+def once_differentiable_error(name: str, function: str | None = None) -> DifferentiationError:
+    """Return the error for a derivative that torch lacks, because a backward is marked `once_differentiable`.
+
+    Args:
+        name: the name of the user's function.
+        function: the name of the `autograd.Function` with this backward, if it is known.
+    """
+    used = "an autograd.Function" if function is None else f"the autograd.Function `{function}`,"
+    other_way = "" if function is None else ", or give the Function a `jvp`"
+    return DifferentiationError(
+        f"`{name}` uses {used} whose backward is once_differentiable, so torch has only its gradient: no second "
+        "derivative, and no forward mode, which takes two reverse modes here. Write the backward with differentiable "
+        f"operators{other_way}."
+    )
 
 
 class DetachedBackwardError(DifferentiationError):

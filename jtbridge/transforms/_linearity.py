@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge._compat import (
@@ -22,6 +21,7 @@ from jtbridge._compat import (
     outside_modes,
     schema_of,
 )
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.writes import returns_view, written_tensors
 from jtbridge.errors import DifferentiationError
 
@@ -86,7 +86,7 @@ def linear_gradients(
         with _NonlinearOperators(cotangents) as seen:
             found = gradients(cotangents)
         if seen.operator is not None:
-            raise UntraceableBackwardError(f"{_reason(name)} ({seen.operator})")
+            raise UntraceableBackwardError(f"{_nonlinearity_message(name)} ({seen.operator})")
         return found
     found = gradients(cotangents)
     refuse_nonlinear(name, found, gradients([ct.detach() * SMALL for ct in cotangents]))
@@ -104,10 +104,10 @@ def refuse_nonlinear(name: str, gradients: Gradients, of_small: Gradients) -> No
             if gradient is None and small is None:
                 continue
             if gradient is None or small is None or _differ(gradient, small / SMALL):
-                raise DifferentiationError(_reason(name))
+                raise DifferentiationError(_nonlinearity_message(name))
 
 
-def _reason(name: str) -> str:
+def _nonlinearity_message(name: str) -> str:
     return (
         f"`{name}` has no forward derivative: a backward of an autograd.Function in it, or a hook, is not linear in "
         "its cotangent, for example because it clips gradients, so its gradient is not the transpose of a derivative. "
@@ -147,12 +147,12 @@ class _NonlinearOperators(TorchDispatchMode):
             return out
         if self.operator is None and not self._is_linear(func, name, args, kwargs, dependent):
             self.operator = str(func)
-        for tensor in [*_tensors(out), *written_tensors(func, args, kwargs)]:
+        for tensor in [*tensor_leaves(out), *written_tensors(func, args, kwargs)]:
             self._dependent[id(tensor)] = tensor
         return out
 
     def _depends(self, value: Any) -> bool:
-        return any(id(x) in self._dependent for x in _tensors(value))
+        return any(id(x) in self._dependent for x in tensor_leaves(value))
 
     def _is_linear(self, func: OpOverload, name: str, args: Sequence[Any], kwargs: Any, dependent: list[bool]) -> bool:
         # The backward of a custom operator is assumed to be linear.
@@ -164,7 +164,7 @@ class _NonlinearOperators(TorchDispatchMode):
         linear_in = (*_LINEAR_IN_EACH.get(name, ()), *_cotangents_of(func, name))
         if len(places) == 1 and places[0] in linear_in and not self._depends(kwargs):
             return True
-        return name in _LINEAR and all(id(x) in self._dependent for x in _tensors((args, kwargs)))
+        return name in _LINEAR and all(id(x) in self._dependent for x in tensor_leaves((args, kwargs)))
 
 
 def _cotangents_of(func: OpOverload, name: str) -> list[int]:
@@ -172,7 +172,3 @@ def _cotangents_of(func: OpOverload, name: str) -> list[int]:
     if not name.endswith(("_backward", "_backward_data")):
         return []
     return [i for i, argument in enumerate(schema_of(func).arguments) if argument.name.startswith("grad")]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [x for x in jax.tree.leaves(value) if isinstance(x, torch.Tensor)]

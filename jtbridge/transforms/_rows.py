@@ -66,7 +66,10 @@ def with_rows(fn: TorchFunction, count: int) -> TorchFunction:
     """Return the function for another number of rows."""
     if isinstance(fn, TracedFunction):
         types = [
-            tuple(_with_first(type_, count) if axis == 0 else type_ for type_, axis in zip(of, axes, strict=True))
+            tuple(
+                ArrayType((count, *type_.shape[1:]), type_.dtype) if axis == 0 else type_
+                for type_, axis in zip(of, axes, strict=True)
+            )
             for of, axes in ((fn.in_types, _axes(fn).inputs), (fn.out_types, _axes(fn).results))
         ]
         new = dataclasses.replace(fn, in_types=types[0], out_types=types[1], graph=None)
@@ -85,7 +88,3 @@ def _axes(fn: TorchFunction) -> RowAxes:
     axes = row_axes(fn)
     assert axes is not None
     return axes
-
-
-def _with_first(type_: ArrayType, count: int) -> ArrayType:
-    return ArrayType((count, *type_.shape[1:]), type_.dtype)

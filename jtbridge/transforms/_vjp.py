@@ -140,7 +140,7 @@ class Vjp(Derived):
             refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
         # A lazy zero is left out of the sum: it changes nothing, and may be on another device.
         found = [
-            [_dense(part) for part in parts if part is not None and not is_zero(part)]
+            [dense_gradient(part) for part in parts if part is not None and not is_zero(part)]
             for parts in zip(grads, extra, strict=True)
         ]
         return tuple(
@@ -189,6 +189,6 @@ class Vjp(Derived):
         return contextlib.nullcontext() if position is None else random_numbers.seeded_again(primals[position])
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
+def dense_gradient(grad: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a dense tensor, as JAX needs it: embeddings with ``sparse=True`` have sparse gradients."""
     return grad if grad.layout is torch.strided else grad.to_dense()

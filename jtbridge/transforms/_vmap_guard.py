@@ -26,6 +26,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.messages import text_of
 from jtbridge.core.overlap import shares_other_elements
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.signals import raise_if_from_signal
 
 # Kinds of calls. A key is the name of a function of torch, of a method, or of an operator of `torch.ops`.
@@ -164,7 +165,7 @@ class VmapGuard(TorchFunctionMode):
         A reference to each storage keeps its id from being used again.
         """
         columns = [tensor for tensor, dim in zip(*self._arguments, strict=True) if dim == 0 and tensor.is_contiguous()]
-        return dict(map(_storage, columns))
+        return dict(map(_referenced_storage, columns))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         try:
@@ -184,7 +185,9 @@ class VmapGuard(TorchFunctionMode):
     def _run(self, kind: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind is None and not kwargs and not _is_wrong_for_scalars(func):
             return func(*args)
-        if kind == "wrong" or (_is_wrong_for_scalars(func) and any(x.dim() == 0 for x in _tensors((args, kwargs)))):
+        if kind == "wrong" or (
+            _is_wrong_for_scalars(func) and any(x.dim() == 0 for x in tensor_leaves((args, kwargs)))
+        ):
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__}")
         if kind == "wrong for a gradient" and [innermost(x) is x for x in args[:3]] == [False, True, True]:
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if only the gradient is a batch")
@@ -198,7 +201,7 @@ class VmapGuard(TorchFunctionMode):
             )
             self._check_write([kwargs.get("out"), written], [args[1:], kwargs])
         elif kind == "statistics":
-            statistics = _tensors([args[1:], kwargs])
+            statistics = tensor_leaves([args[1:], kwargs])
             if not all(x.is_contiguous() and innermost(x).is_contiguous() for x in statistics):
                 raise NotImplementedError(f"{func.__name__} writes to a copy of the running statistics")
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
@@ -233,7 +236,7 @@ class VmapGuard(TorchFunctionMode):
             if storage_id(innermost(x)) != storage_id(innermost(out)):
                 self._pairs.append(_Pair(x, out, False))
         elif kind == "keeps strides" and is_batched and not is_doubtful and x.is_contiguous() and out.is_contiguous():
-            self._same_strides.update([_storage(out)])
+            self._same_strides.update([_referenced_storage(out)])
         return out
 
     def _compared_with_a_row(
@@ -247,7 +250,7 @@ class VmapGuard(TorchFunctionMode):
             raise_if_from_signal(error)
             raise NotImplementedError("the dtype of a row is not known") from error
         out = self._run(kind, func, args, kwargs)
-        for found, right in zip(_tensors(out), _tensors(expected), strict=True):
+        for found, right in zip(tensor_leaves(out), tensor_leaves(expected), strict=True):
             if (found.dtype, found.shape) != (right.dtype, right.shape):
                 raise NotImplementedError(f"{func.__name__} gives a batch another dtype than a row")
         return out
@@ -297,13 +300,9 @@ class _Pair:
         return any(not other.expired() for other in others)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _strided_tensors(tree: Any) -> list[torch.Tensor]:
     """Return the strided tensors of a tree without torch.func's wrappers, so that they have the batch axis."""
-    return [leaf for leaf in map(innermost, _tensors(tree)) if leaf.layout is torch.strided]
+    return [leaf for leaf in map(innermost, tensor_leaves(tree)) if leaf.layout is torch.strided]
 
 
 def _has_several_dtypes(operands: Sequence[Any]) -> bool:
@@ -333,7 +332,7 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides[: len(shape)]))
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
+def _referenced_storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
     tensor = innermost(tensor)
     return storage_id(tensor), StorageWeakRef(tensor.untyped_storage())
 
@@ -353,7 +352,7 @@ def _is_wrong_for_scalars(func: Callable[..., Any]) -> bool:
 
 def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:
     """Return the tensor that ``x[index] = y`` writes to: ``x[index]``, or `x` for an index that makes a copy."""
-    part = x if _tensors(index) else x[index]
+    part = x if tensor_leaves(index) else x[index]
     return part if storage_id(innermost(part)) == storage_id(innermost(x)) else x
 
 

@@ -93,12 +93,12 @@ def _batches(fn: TorchFunction) -> list[Vmap]:
 def _operator_times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | None:
     """Return the times that were measured for an operator; None if there are none."""
     key = _key_of_times(fn)
-    path = tuning.folder() / f"{key['operator']}-{tuning.digest(key)}.json"
+    path = tuning.results_folder() / f"{key['operator']}-{tuning.digest(key)}.json"
 
     def measured() -> Times | None:
         return _measured(fn, lowered, path, key) if measures else None
 
-    found = tuning.known_or_tuned(_FOUND, key, path, lambda: tuning.read(path, key, Times.parse), measured)
+    found = tuning.known_or_tuned(_FOUND, key, path, lambda: tuning.read_result(path, key, Times.parse), measured)
     if found is None and measures and not tuning.is_on():
         tuning.note_untuned(tuning.digest(key))
     return found
@@ -111,8 +111,8 @@ def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.C
     if isinstance(times, str):
         return tuning.warn(f"`{key['operator']}` is not tuned: {times}")
     # Another process may have written a result meanwhile. This process takes that result, as all later ones do.
-    times = tuning.read(path, key, Times.parse) or times
-    tuning.write(path, key, {"milliseconds": dataclasses.asdict(times)})
+    times = tuning.read_result(path, key, Times.parse) or times
+    tuning.write_result(path, key, {"milliseconds": dataclasses.asdict(times)})
     return times
 
 

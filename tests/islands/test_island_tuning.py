@@ -369,7 +369,7 @@ def test_threads_measure_once(clock):
         with jtbridge.config(tune=True):
             found.append(calls_in(jtbridge.wrap(grouped), X, W))
 
-    folder = tuning.folder()
+    folder = tuning.results_folder()
     threads = [threading.Thread(target=in_folder, args=(folder, lower)) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -260,10 +260,10 @@ def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):
     token = tuning._FOLDER.set(None)
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-        assert tuning.folder() == Path("/somewhere/jtbridge/tuning")
+        assert tuning.results_folder() == Path("/somewhere/jtbridge/tuning")
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "/home/someone")
-        assert tuning.folder() == Path("/home/someone/.cache/jtbridge/tuning")
+        assert tuning.results_folder() == Path("/home/someone/.cache/jtbridge/tuning")
     finally:
         tuning._FOLDER.reset(token)
 

@@ -134,6 +134,28 @@ def test_running_statistics_in_evaluation_have_their_gradient(backend):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+# A batch of these derivatives is run row by row: under torch.vmap, torch refuses the running statistics.
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@backends
+def test_second_derivatives_of_new_running_statistics(backend):
+    def f(x, mean, variance):
+        mean, variance = mean.clone(), variance.clone()
+        torch.nn.functional.batch_norm(x, mean, variance, training=True, momentum=0.25)
+        return mean**3 + variance**3
+
+    def formula(x, mean, variance):
+        return (0.75 * mean + 0.25 * x.mean(0)) ** 3 + (0.75 * variance + 0.25 * x.var(0, ddof=1)) ** 3
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
+    wrapped = jtbridge.wrap(f, backend=backend)
+    arguments = (x, jnp.arange(3.0), jnp.arange(3.0) + 1)
+    got, wanted = (
+        jax.jit(jax.hessian(lambda *a, g=g: g(*a).sum(), argnums=(1, 2)))(*arguments) for g in (wrapped, formula)
+    )
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 # A batch of cotangents alone of cdist is run row by row: torch.vmap is wrong for it.
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @backends

@@ -62,7 +62,7 @@ def _platform(array: jax.Array) -> str | None:
     return getattr(array.device, "platform", None)
 
 
-def unsupported_reason(array: jax.Array) -> str | None:
+def unshareable_reason(array: jax.Array) -> str | None:
     """Return why torch cannot share the memory of an array; None if it can."""
     if not array.is_fully_addressable or len(array.sharding.device_set) > 1:
         return "an argument lies on several devices"
@@ -77,11 +77,6 @@ def unsupported_reason(array: jax.Array) -> str | None:
 def _is_of_torch_alone(storage: torch.UntypedStorage) -> bool:
     """Return whether torch allocated the memory of a storage, and no weak reference (of a cache) finds the storage."""
     return storage.resizable() and not weakref.getweakrefcount(storage)
-
-
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the elements of a tensor fill its whole storage."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
 
 
 class Placement:
@@ -109,8 +104,13 @@ class Placement:
             as_tensor(tensor)  # raises for a subclass with its own operators, which a gradient may have too
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
-        is_large = tensor.numel() * tensor.itemsize >= _SHARED
-        owned = is_large and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and _fills_its_memory(tensor)
+        size = tensor.numel() * tensor.itemsize
+        owned = (
+            size >= _SHARED
+            and sys.getrefcount(tensor) == 2
+            and not is_lazy(tensor)
+            and tensor.untyped_storage().nbytes() == size  # the elements fill the storage
+        )
         if owned:
             tensor = tensor.data  # not a view, which would keep its base alive
             owned = not is_shared(tensor) and _is_of_torch_alone(tensor.untyped_storage())

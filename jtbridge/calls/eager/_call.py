@@ -20,7 +20,7 @@ from jtbridge.core.output_shapes import check_declared, declared_types
 from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
 from jtbridge.errors import DeviceError
 
-from ._arrays import unsupported_reason
+from ._arrays import unshareable_reason
 from ._common import run
 from ._direct import only_device
 from ._forward import eager_call_p
@@ -33,7 +33,7 @@ _INT32 = np.dtype(np.int32)
 def has_torch_devices(arrays: list[Any]) -> bool:
     """Return whether torch can use all arrays of an eager call, including the arrays behind tracers."""
     values = (value for x in arrays for value in concrete_values(x))
-    return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # no numbers
+    return all(unshareable_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # no numbers
 
 
 def _refuse_several_devices(arrays: list[Any], names: Callable[[], tuple[str, ...]], name: str) -> None:

@@ -15,7 +15,7 @@ from jax.interpreters import ad, mlir
 from jtbridge._compat import ArrayImpl, call_aval, run_outside_transforms
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
-from jtbridge.core.inner_autograd import broken_graph_error
+from jtbridge.core.inner_autograd import refuse_broken_graph
 from jtbridge.core.loans import Loan, protected
 from jtbridge.core.messages import summary_of, text_of, warn_user
 from jtbridge.core.primitive_rules import describe
@@ -73,7 +73,7 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     def once() -> list[torch.Tensor]:
         # A derivative needs autograd, whatever the caller has set; the function itself runs under the caller's setting.
         with recording() if fn.order else contextlib.nullcontext():
-            tensors, loan = _imported(arrays)
+            tensors, loan = _tensors_and_loan(arrays)
             loans.append(loan)
             with protected():
                 results = list(fn(*tensors))
@@ -130,7 +130,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
     def once() -> AutogradGraph:
         family = Family()
         with recording():
-            inputs, loan = _imported(arrays)
+            inputs, loan = _tensors_and_loan(arrays)
         with recording(), protected(), InnerAutograd() as inner:
             given = list(inputs)
             for i in wrt:
@@ -140,7 +140,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
                 given[i] = _not_a_leaf(inputs[i])
             outputs = fn(*given)
         if inner.breaks_graph:
-            _refuse_broken_graph(base, outputs)
+            refuse_broken_graph(base.name, outputs)
         base.refuse_hidden_tensors()
         refuse_other_graphs(base.name, outputs, family)
         FAMILIES.add(family)
@@ -250,7 +250,7 @@ def is_batched(fn: TorchFunction) -> bool:
     return False
 
 
-def _imported(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
+def _tensors_and_loan(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
     """Return arrays as tensors, some of them copied (:func:`is_copied`), and the loan of the other arrays' memory."""
     copied = [is_copied(array) for array in arrays]
     tensors = [copied_tensor(x) if copy else shared_tensor(x) for x, copy in zip(arrays, copied, strict=True)]
@@ -271,12 +271,6 @@ class _Alias(torch.autograd.Function):
 
 def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.clone() if leaf.numel() * leaf.itemsize <= LARGEST_COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
-
-
-def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:
-    for number, output in enumerate(outputs):
-        if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
-            raise broken_graph_error(number, base.name)
 
 
 def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:

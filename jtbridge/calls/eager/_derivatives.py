@@ -67,7 +67,7 @@ from ._graph import (
     graph_in,
     innermost_vjp,
     recording,
-    refuse_once_differentiable,
+    refuse_error_node,
     token_for,
     with_axes,
 )
@@ -97,7 +97,7 @@ def _differential(
     )
 
 
-def tangents_out(
+def eager_tangents(
     fn: TorchFunction,
     results: Sequence[Any],
     args: Sequence[Any],
@@ -196,7 +196,7 @@ def _by_two_pullbacks(
     outputs = [graph.outputs[o] for o in of.outs]
     at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
     gradients = graph.pull(at, of, (), create_graph=True)
-    refuse_once_differentiable(gradients, of)
+    refuse_error_node(gradients, of)
     if may_be_nonlinear(outputs, has_hooks=graph.has_hooks):
         refuse_nonlinear(
             of.base.name, gradients, graph.pull([v.detach() * SMALL for v in at], of, (), create_graph=False)
@@ -234,7 +234,7 @@ def _linear_transpose(
 def _linear_batch(
     args: Sequence[Any], dims: Sequence[Any], *, forward: Any, transpose: Any, levels: Any, spread: Any
 ) -> Any:
-    size, level, batched, x_dims = _batched(args, dims, _inputs_of(transpose, forward), spread)
+    size, level, batched, x_dims = _batched_operands(args, dims, _inputs_of(transpose, forward), spread)
     tangent_dims = (0,) * (len(batched) - len(x_dims) - 1)
     out = eager_linear_p.bind(
         *batched,
@@ -246,7 +246,7 @@ def _linear_batch(
     return out, [0] * len(out)
 
 
-def _batched(
+def _batched_operands(
     args: Sequence[Any], dims: Sequence[Any], count: int, spread: Sequence[int], keep: Sequence[int] = ()
 ) -> tuple[int, str, list[Any], tuple[Any, ...]]:
     """Return the operands ``(x..., token, t...)`` of a linear map over a batch, with their batch axes first.
@@ -289,7 +289,7 @@ def _linear_jvp(
         return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
     args = [*primals[:count], *primals[count + 1 :]]
     differentiated = [*tangents[:count], *tangents[count + 1 :]]
-    return results, tangents_out(forward, results, args, differentiated, NO_TOKEN)
+    return results, eager_tangents(forward, results, args, differentiated, NO_TOKEN)
 
 
 def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any, spread: Any) -> list[Any]:
@@ -317,12 +317,12 @@ def _pullback_impl(
     x, ct = arrays[:count], arrays[count + 1 :]
     graph = graph_in(arrays[count])
     if not keep:
-        return [*_gradients(graph, fn, x, ct, _extra_axes(levels)), Placement([]).empty((*batch, 0))]
+        return [*_pulled_gradients(graph, fn, x, ct, _extra_axes(levels)), Placement([]).empty((*batch, 0))]
     grads, derived = _recorded_gradients(graph, fn, x, ct, _extra_axes(levels), keep)
     return [*grads, token_for(derived, batch)]
 
 
-def _gradients(
+def _pulled_gradients(
     graph: AutogradGraph | None, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
 ) -> list[jax.Array]:
     if graph is None:
@@ -380,14 +380,14 @@ def _pullback_jvp(
     keep: Any,
     batch: Any,
 ) -> Any:
-    args, differentiated = _without(primals, count), _without(tangents, count)
+    args, differentiated = _without_item(primals, count), _without_item(tangents, count)
     wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in differentiated])
     keep = tuple(sorted({*keep, *wrt}))
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
     )
     spread = _spread_of_pullback(spread, keep, count, args)
-    return [*results, token], tangents_out(fn, results, args, differentiated, token, spread) + zero_tangents([token])
+    return [*results, token], eager_tangents(fn, results, args, differentiated, token, spread) + zero_tangents([token])
 
 
 def _pullback_linearize(
@@ -402,8 +402,8 @@ def _pullback_linearize(
     batch: Any,
 ) -> Any:
     del is_vjp
-    args = _without(primals, count)
-    wrt = nonzero_inputs(fn.in_types, _without(nonzeros, count))
+    args = _without_item(primals, count)
+    wrt = nonzero_inputs(fn.in_types, _without_item(nonzeros, count))
     keep = tuple(sorted({*keep, *wrt}))
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
@@ -413,7 +413,7 @@ def _pullback_linearize(
     zero = zero_tangents([token])
 
     def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
-        return [*apply(saved, *_without(tangents, count)), *zero]
+        return [*apply(saved, *_without_item(tangents, count)), *zero]
 
     return [*results, token], [*nonzero_outs, False], residuals, with_token
 
@@ -423,7 +423,7 @@ def _spread_of_pullback(spread: Sequence[int], keep: Sequence[int], count: int, 
     return tuple(sorted({*spread, *keep, *range(count, len(args))}))
 
 
-def _without(items: Sequence[Any], position: int) -> list[Any]:
+def _without_item(items: Sequence[Any], position: int) -> list[Any]:
     return [*items[:position], *items[position + 1 :]]
 
 
@@ -432,7 +432,7 @@ def _pullback_batch(
 ) -> Any:
     # The graph holds the x, so an x needs the batch axis only if an outer transformation must see it.
     seen = spread if keep or current_context() is not Context.EAGER else ()
-    size, level, batched, x_dims = _batched(args, dims, count, seen, keep)
+    size, level, batched, x_dims = _batched_operands(args, dims, count, seen, keep)
     out = eager_pullback_p.bind(
         *batched,
         fn=EagerVmap(fn, (*x_dims, *(0,) * (len(batched) - count - 1)), size),
@@ -447,7 +447,7 @@ def _pullback_batch(
 
 def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any) -> list[Any]:
     del levels, spread, keep
-    return [*traced(fn, _without(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
+    return [*traced(fn, _without_item(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
 
 
 eager_pullback_p.def_impl(run_outside_transforms(_pullback_impl))

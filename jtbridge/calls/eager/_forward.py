@@ -35,7 +35,7 @@ from ._common import (
     token_aval,
     traced,
 )
-from ._derivatives import linearized, tangents_out
+from ._derivatives import eager_tangents, linearized
 from ._function import EagerVmap, as_captured
 from ._graph import token_for
 
@@ -52,7 +52,7 @@ def _call_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunct
         results = eager_call_p.bind(*primals, fn=fn)
         return results, zero_tangents(results)
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
-    return results, tangents_out(fn, results, primals, tangents, token, wrt)
+    return results, eager_tangents(fn, results, primals, tangents, token, wrt)
 
 
 def _call_linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction) -> Any:
@@ -94,7 +94,7 @@ def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFu
     also = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in tangents])
     wrt = tuple(sorted({*wrt, *also}))
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=batch)
-    return [*results, token], tangents_out(fn, results, primals, tangents, token, wrt) + zero_tangents([token])
+    return [*results, token], eager_tangents(fn, results, primals, tangents, token, wrt) + zero_tangents([token])
 
 
 def _forward_linearize(

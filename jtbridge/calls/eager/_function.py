@@ -382,7 +382,9 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
         ]
 
 
-def _shared(x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _with_shared_gradient(
+    x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     """Return a reduction that selects one element, and divide its gradient among equal elements. NaN equals NaN.
 
     Args:
@@ -397,14 +399,6 @@ def _shared(x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor
     return torch.where(found.isnan(), of_nan, chosen(torch.where(nan, 0.0, x)))
 
 
-def _max_of_all(x: torch.Tensor) -> torch.Tensor:
-    return _shared(x, x.detach().amax(), torch.amax)
-
-
-def _min_of_all(x: torch.Tensor) -> torch.Tensor:
-    return _shared(x, x.detach().amin(), torch.amin)
-
-
 def _median_of_all(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
     if not x.numel():
         return median(x)
@@ -415,7 +409,7 @@ def _median_of_all(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torc
         largest, smallest = torch.where(equal, x, -math.inf).amax(), torch.where(equal, x, math.inf).amin()
         return torch.where(found < 0, smallest, largest)
 
-    return _shared(x, found, chosen)
+    return _with_shared_gradient(x, found, chosen)
 
 
 def _forms(name: str) -> tuple[Callable[..., Any], ...]:
@@ -426,8 +420,8 @@ def _forms(name: str) -> tuple[Callable[..., Any], ...]:
 
 # Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
 _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys(_forms("max"), _max_of_all),
-    **dict.fromkeys(_forms("min"), _min_of_all),
+    **dict.fromkeys(_forms("max"), lambda x: _with_shared_gradient(x, x.detach().amax(), torch.amax)),
+    **dict.fromkeys(_forms("min"), lambda x: _with_shared_gradient(x, x.detach().amin(), torch.amin)),
     **dict.fromkeys(_forms("median"), lambda x: _median_of_all(x, torch.median)),
     **dict.fromkeys(_forms("nanmedian"), lambda x: _median_of_all(x, torch.nanmedian)),
 }

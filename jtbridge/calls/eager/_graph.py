@@ -32,6 +32,8 @@ from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import (
     Vjp,
     conjugate,
+    dense_gradient,
+    once_differentiable_error,
     refuse_lost_gradients,
     refuse_wrong_batches,
     refused_detached_backwards,
@@ -160,7 +162,7 @@ class AutogradGraph:
         ]
         outputs = [y for y, _ in pairs]
         if self.order > 0:
-            refuse_once_differentiable(outputs, of)
+            refuse_error_node(outputs, of)
         refuse_lost_gradients(of.base.name, outputs)
 
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -210,18 +212,14 @@ def _add_note_of_changes(error: RuntimeError, name: str) -> None:
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:
     """Return the sum of the gradients that are not None, as a dense tensor. Embeddings may have sparse gradients."""
-    found = [grad if grad.layout is torch.strided else grad.to_dense() for grad in gradients if grad is not None]
+    found = [dense_gradient(grad) for grad in gradients if grad is not None]
     return sum(found[1:], found[0]) if found else None
 
 
-def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunction) -> None:
+def refuse_error_node(gradients: Sequence[torch.Tensor], of: TorchFunction) -> None:
     """Raise if torch would return zeros for the derivative of a `once_differentiable` gradient."""
     if has_error_node(gradients):
-        raise DifferentiationError(
-            f"`{eager_function(of).name}` uses an autograd.Function whose backward is once_differentiable, so torch "
-            "has only its gradient: no second derivative, and no forward mode, which takes two reverse modes here. "
-            "Write the backward with differentiable operators."
-        )
+        raise once_differentiable_error(eager_function(of).name)
 
 
 def over_extra_axes(

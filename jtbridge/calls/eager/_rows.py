@@ -49,7 +49,7 @@ def product_by_rows(
         parts = []
         for factor in (1, 1j) if y.is_complex() else (1,):
             blocks = [
-                _block(graph, of, _unit_cotangents(outputs, position, some, factor), directions)
+                _block_of_products(graph, of, _unit_cotangents(outputs, position, some, factor), directions)
                 for some in at.split(max(1, LARGEST_JACOBIAN // max(1, columns)))
             ]
             parts.append(torch.cat(blocks))
@@ -70,7 +70,7 @@ def _unit_cotangents(
     return [*zeros[:position], units, *zeros[position + 1 :]]
 
 
-def _block(
+def _block_of_products(
     graph: AutogradGraph, of: Vjp, cotangents: Sequence[torch.Tensor], directions: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Return the products, shaped [n, m], of the gradients for n cotangents and m directions."""

@@ -40,7 +40,7 @@ from jtbridge.translate import example_shapes, is_symbolic, symbolic_program, to
 from jtbridge.triton import with_intercepted_launches
 
 from ._batched import batched_inputs
-from ._known_values import NONE_KNOWN, known_values, with_values
+from ._known_values import NONE_KNOWN, known_array_values, with_values
 from ._literals import warn_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
@@ -89,7 +89,9 @@ class TracedCalls:
             islands: the option `islands` of :func:`jtbridge.wrap`.
             verify: whether the first result of each program is compared with torch's.
         """
-        known = known_values(arrays) if outermost_trace() is not None and not self._options["batched"] else NONE_KNOWN
+        known = (
+            known_array_values(arrays) if outermost_trace() is not None and not self._options["batched"] else NONE_KNOWN
+        )
         traced, operands = self.prepared(arrays, signature, rng, backend, islands, known)
         if traced.symbolic is not None:
             results = torch_symbolic(*operands, name=self._name, program=traced.symbolic)

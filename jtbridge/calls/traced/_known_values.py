@@ -21,7 +21,7 @@ NONE_KNOWN: Mapping[int, np.ndarray] = {}
 _MAX_SIZE = 64  # elements; arrays that decide about sizes and branches are small
 
 
-def known_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+def known_array_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
     """Return the values of the small arrays of integers and booleans that are not tracers, by position."""
     return {position: np.asarray(x) for position, x in enumerate(arrays) if _is_known(x)}
 

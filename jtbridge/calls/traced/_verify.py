@@ -38,13 +38,13 @@ def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[An
     def compare(operands: Sequence[Any], results: Sequence[Any]) -> None:
         if not traced.cache.verified:
             with contextlib.suppress(JaxCallError):
-                _compare(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
+                _compare_with_torch(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
             traced.cache.verified = True
 
     jax.debug.callback(as_xla_callback(compare), list(operands), list(results))
 
 
-def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+def _compare_with_torch(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     with traced.state.applied():
         tensors = to_torch(list(operands))
         expected = [to_numpy(tensor.detach()) for tensor in traced(*tensors)]

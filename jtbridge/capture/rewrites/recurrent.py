@@ -21,7 +21,7 @@ import torch
 from jtbridge._compat import recording_in_operators
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.recurrent_cells import CELLS
-from jtbridge.core.second_gradients import as_variable, gradients, second_gradients
+from jtbridge.core.second_gradients import as_variable, differentiable_gradients, second_gradients
 
 from .packed import known_integers, lengths_of, packed, pad_packed
 
@@ -225,7 +225,7 @@ def _triple_backward(ctx: Any, *thirds: torch.Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
         leaves = [as_variable(x) for x in ctx.saved_tensors]
         results = _by_autograd(leaves[:6], leaves[6:], ctx.cell)
-        found = gradients(results, leaves, thirds)
+        found = differentiable_gradients(results, leaves, thirds)
     return list(found[:6]), *found[6:], None
 
 

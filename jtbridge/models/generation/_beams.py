@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._decoder import Decoder, PrefilledState
-from ._scores import TokenHistory, constrained, ends
+from ._scores import TokenHistory, constrained_scores, ends
 from ._settings import GenerationSettings
 
 _WORST = -1.0e9
@@ -60,7 +60,7 @@ def search(
 
     def extended(number: Any, scores: jax.Array, running: _Beams, past: TokenHistory) -> tuple[_Beams, jax.Array]:
         """Return the best continuations of the running sequences, and the sequence that each one continues."""
-        scores = constrained(jax.nn.log_softmax(scores, -1), number, past, settings, controls)
+        scores = constrained_scores(jax.nn.log_softmax(scores, -1), number, past, settings, controls)
         scores = scores.reshape(batch, beams, vocabulary) + running.scores[..., None]
         best, places = jax.lax.top_k(scores.reshape(batch, -1), kept)
         parents, token = places // vocabulary, (places % vocabulary).astype(start.ids.dtype)
@@ -82,7 +82,7 @@ def search(
         found, parents = extended(number, scores, running, past)
         running, places = dataclasses.replace(found, scores=_worsened(found.scores, found.ended)).best(beams)
         just_ended = found.ended & is_top
-        final = found.scores / _power(number + 1, controls)
+        final = found.scores / _length_divisor(number + 1, controls)
         if settings.early_stopping is True:
             final = _worsened(final, done.ended.all(-1, keepdims=True))
         final = _worsened(_worsened(final, ~open_), ~just_ended)
@@ -121,7 +121,7 @@ def _may_improve(
     """Return whether a running sequence could become better than the worst one that ended."""
     if settings.early_stopping == "never":
         length = jnp.where(controls["length_penalty"] > 0, settings.max_new_tokens, length)
-    best = running.scores[:, :1] / _power(length, controls)
+    best = running.scores[:, :1] / _length_divisor(length, controls)
     worst = jnp.where(done.ended, done.scores.min(1, keepdims=True), _WORST)
     return jnp.any(best > worst, -1, keepdims=True)
 
@@ -134,6 +134,6 @@ def _worsened(scores: jax.Array, when: jax.Array) -> jax.Array:
     return jnp.where(when, scores + _WORST, scores)
 
 
-def _power(length: Any, controls: dict[str, Any]) -> jax.Array:
+def _length_divisor(length: Any, controls: dict[str, Any]) -> jax.Array:
     """Return the divisor of the scores of sequences of this length."""
     return jnp.asarray(length, jnp.float32) ** controls["length_penalty"]

@@ -174,7 +174,7 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
             "an image. `jtbridge.generate` does not know their positions. Write the loop with `jtbridge.module`."
         )
     if kind in (cache_utils.DynamicLayer, _HYBRID):
-        keys, values = (_padded(part, total) for part in (layer.keys, layer.values))
+        keys, values = (_padded_buffer(part, total) for part in (layer.keys, layer.values))
         made: type[_FixedLayer] = HybridFullLayer if kind is _HYBRID else FullLayer
     elif kind in (cache_utils.DynamicSlidingWindowLayer, _HYBRID_SLIDING):
         size = min(layer.sliding_window, total)
@@ -191,11 +191,11 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
     return fixed
 
 
-def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
+def _padded_buffer(part: torch.Tensor, size: int) -> torch.Tensor:
     return torch.nn.functional.pad(part, (0, 0, 0, size - part.shape[2]))
 
 
 def _ring(part: torch.Tensor, length: int, size: int) -> torch.Tensor:
     """Return a ring buffer with the keys or values of the last tokens of a prompt."""
     count = min(part.shape[2], size)
-    return _padded(part[:, :, part.shape[2] - count :], size).roll((length - count) % size, 2)
+    return _padded_buffer(part[:, :, part.shape[2] - count :], size).roll((length - count) % size, 2)

@@ -91,7 +91,7 @@ class Decoder:
             encoder: the arguments of the encoder; empty if there is none.
             inputs: further arguments of the model, such as images.
         """
-        logits, encoded, cache = self._run(_read, {**encoder, **inputs}, ids, mask, self._total)
+        logits, encoded, cache = self._run(_read_prompt, {**encoder, **inputs}, ids, mask, self._total)
         rest = jnp.ones((ids.shape[0], self._total - ids.shape[1]), mask.dtype)
         shared = encoder.get("attention_mask") if encoder else jnp.concatenate([mask, rest], 1)
         return PrefilledState(ids, mask, logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1)))
@@ -99,7 +99,7 @@ class Decoder:
     def step(self, token: jax.Array, prompt: Prompt, carry: Carry) -> tuple[jax.Array, Carry]:
         """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one and the carry."""
         logits, cache = self._run(
-            _step, {}, token[:, None], prompt.mask, prompt.encoded, carry.cache, carry.positions[:, None]
+            _read_token, {}, token[:, None], prompt.mask, prompt.encoded, carry.cache, carry.positions[:, None]
         )
         return logits, Carry(cache, carry.positions + 1)
 
@@ -113,7 +113,7 @@ class Decoder:
         return out
 
 
-def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **inputs: Any) -> Any:
+def _read_prompt(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **inputs: Any) -> Any:
     """Run a torch model on a prompt; return the last scores, the output of the encoder, and a cache of fixed size."""
     from ._cache import fixed_size, has_buffers, has_hybrid_layers  # they need transformers
 
@@ -139,7 +139,7 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
     return out.logits[:, -1].float(), encoded, cache
 
 
-def _step(
+def _read_token(
     model: Any,
     token: torch.Tensor,
     mask: torch.Tensor,
@@ -170,16 +170,12 @@ def _tables_of_fixed_size(model: Any) -> Iterator[None]:
     """
     tables = [part for part in model.modules() if hasattr(part, "make_weights")]
     for table in tables:
-        table.make_weights = _grow_nothing
+        table.make_weights = lambda *args: None
     try:
         yield
     finally:
         for table in tables:
             del table.make_weights
-
-
-def _grow_nothing(*args: Any) -> None:
-    pass
 
 
 def _encoded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jtbridge.core.extreme_positions import first_largest
 
 from ._decoder import Decoder, PrefilledState
-from ._scores import TokenHistory, constrained, ends, warped
+from ._scores import TokenHistory, constrained_scores, ends, warped
 from ._settings import GenerationSettings
 
 
@@ -37,7 +37,7 @@ def sample(
     def chosen(
         number: Any, scores: jax.Array, past: TokenHistory, ended: jax.Array
     ) -> tuple[jax.Array, TokenHistory, jax.Array, jax.Array]:
-        scores = constrained(scores, number, past, settings, controls)
+        scores = constrained_scores(scores, number, past, settings, controls)
         if rng is None:
             token = first_largest(scores, 1, jnp.int32)
         else:

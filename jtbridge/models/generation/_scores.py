@@ -54,7 +54,7 @@ class TokenHistory:
         return TokenHistory(seen, tokens)
 
 
-def constrained(
+def constrained_scores(
     scores: jax.Array,
     number: jax.Array | int,
     past: TokenHistory,
@@ -77,22 +77,22 @@ def constrained(
     if past.tokens is not None:
         prompts = past.tokens.shape[1] - settings.max_new_tokens  # the length of the padded prompts
         first, end = prompts - controls["prompt_length"], prompts + number
-        scores = jnp.where(_repeats(scores, past.tokens, first, end, settings.unrepeated), _NEVER, scores)
+        scores = jnp.where(_completing_tokens(scores, past.tokens, first, end, settings.unrepeated), _NEVER, scores)
     if settings.min_new_tokens and settings.eos:
-        scores = _without(scores, settings.eos, number < settings.min_new_tokens)
+        scores = _forbidden(scores, settings.eos, number < settings.min_new_tokens)
     if settings.forced_first is not None:
-        scores = _only(scores, (settings.forced_first,), number == 0)
+        scores = _forced(scores, (settings.forced_first,), number == 0)
     if settings.forced_last:
-        scores = _only(scores, settings.forced_last, number == settings.max_new_tokens - 1)
+        scores = _forced(scores, settings.forced_last, number == settings.max_new_tokens - 1)
     if settings.suppressed:
-        scores = _without(scores, settings.suppressed, True)
+        scores = _forbidden(scores, settings.suppressed, True)
     if settings.suppressed_first:
         first = 0 if settings.forced_first is None else 1
-        scores = _without(scores, settings.suppressed_first, number == first)
+        scores = _forbidden(scores, settings.suppressed_first, number == first)
     return scores
 
 
-def _repeats(scores: jax.Array, tokens: jax.Array, first: jax.Array, end: jax.Array, count: int) -> jax.Array:
+def _completing_tokens(scores: jax.Array, tokens: jax.Array, first: jax.Array, end: jax.Array, count: int) -> jax.Array:
     """Return which next tokens would complete an n-gram of `count` tokens that a sequence already has.
 
     Args:
@@ -110,16 +110,16 @@ def _repeats(scores: jax.Array, tokens: jax.Array, first: jax.Array, end: jax.Ar
     return jnp.zeros(scores.shape, bool).at[rows, tokens[:, count - 1 :]].max(same)
 
 
-def _tokens(scores: jax.Array, tokens: tuple[int, ...]) -> jax.Array:
+def _token_mask(scores: jax.Array, tokens: tuple[int, ...]) -> jax.Array:
     return jnp.zeros(scores.shape[-1], bool).at[jnp.array(tokens)].set(True)
 
 
-def _without(scores: jax.Array, tokens: tuple[int, ...], when: jax.Array | bool) -> jax.Array:
-    return jnp.where(_tokens(scores, tokens) & when, _NEVER, scores)
+def _forbidden(scores: jax.Array, tokens: tuple[int, ...], when: jax.Array | bool) -> jax.Array:
+    return jnp.where(_token_mask(scores, tokens) & when, _NEVER, scores)
 
 
-def _only(scores: jax.Array, tokens: tuple[int, ...], when: jax.Array) -> jax.Array:
-    forced = jnp.where(_tokens(scores, tokens), 0.0, _NEVER)
+def _forced(scores: jax.Array, tokens: tuple[int, ...], when: jax.Array) -> jax.Array:
+    forced = jnp.where(_token_mask(scores, tokens), 0.0, _NEVER)
     return jnp.where(when, forced, scores)
 
 

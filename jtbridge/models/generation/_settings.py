@@ -106,10 +106,10 @@ def settings_of(
             without beams.
         ModelError: `config` asks for something that is not supported.
     """
-    chosen = _chosen(config, given, sampled)
-    ends = _tokens("eos_token_id", chosen["eos_token_id"])
+    chosen = _chosen_arguments(config, given, sampled)
+    ends = _as_tokens("eos_token_id", chosen["eos_token_id"])
     eos = tuple(token for token in ends if 0 <= token < vocabulary)  # -1 means that no token ends a sequence
-    pads = _tokens("pad_token_id", chosen["pad_token_id"])
+    pads = _as_tokens("pad_token_id", chosen["pad_token_id"])
     if len(pads) > 1:
         raise ArgumentError(f"`pad_token_id` must be one token, but it is {chosen['pad_token_id']!r}.")
     top_k = chosen["top_k"] if sampled and chosen["top_k"] else None
@@ -137,7 +137,7 @@ def settings_of(
     return settings, _controls(chosen, length, sampled)
 
 
-def _chosen(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]:
+def _chosen_arguments(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]:
     """Return the arguments of `generate`, with the value of `config` for None; raise an error for unsupported ones."""
     if not sampled:
         _refuse_sampling(given)
@@ -147,7 +147,7 @@ def _chosen(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]
     chosen |= {name: as_whole_number(chosen[name]) for name in _WHOLE}
     if isinstance(chosen["early_stopping"], np.bool_):
         chosen["early_stopping"] = bool(chosen["early_stopping"])
-    _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
+    _refuse_invalid_values({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
     _refuse_unsupported(config, _UNSUPPORTED | (_UNSUPPORTED_FOR_SAMPLING if sampled else {}))
     if chosen["num_beams"] is None:
         chosen["num_beams"] = 1
@@ -179,7 +179,7 @@ def _controls(chosen: dict[str, Any], length: int, sampled: bool) -> dict[str, A
     return controls
 
 
-def _check(given: dict[str, Any]) -> None:
+def _refuse_invalid_values(given: dict[str, Any]) -> None:
     """Raise an error for a setting of the wrong type, or out of range."""
     for name in given.keys() & _WHOLE:
         value, least = given[name], _WHOLE[name]
@@ -191,7 +191,7 @@ def _check(given: dict[str, Any]) -> None:
     if not (early is None or isinstance(early, bool) or (isinstance(early, str) and early == "never")):
         raise ArgumentError(f'`early_stopping` must be True, False or "never", but it is {early!r}.')
     for name in ("temperature", "repetition_penalty", "top_p", "min_p", "length_penalty"):
-        number = _number(name, given.get(name))
+        number = _known_number(name, given.get(name))
         if number is None:
             continue
         if name in ("temperature", "repetition_penalty") and not number >= _LEAST:
@@ -200,7 +200,7 @@ def _check(given: dict[str, Any]) -> None:
             raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
 
 
-def _number(name: str, value: Any) -> float | None:
+def _known_number(name: str, value: Any) -> float | None:
     """Return a setting as a number; None if it is not given, or has no value while JAX traces."""
     if value is None:
         return None
@@ -247,7 +247,7 @@ def _is(value: Any, other: Any) -> bool:
     return value is other or (isinstance(value, int | float) and isinstance(other, int | float) and value == other)
 
 
-def _tokens(name: str, value: Any) -> tuple[int, ...]:
+def _as_tokens(name: str, value: Any) -> tuple[int, ...]:
     """Return one token or several as a tuple, each once."""
     if value is None:
         return ()
@@ -262,7 +262,7 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
 
 def _known_tokens(config: Any, name: str, vocabulary: int) -> tuple[int, ...]:
     """Return the tokens of a setting; raise an error for one that the model does not have."""
-    found = _tokens(name, getattr(config, name, None))
+    found = _as_tokens(name, getattr(config, name, None))
     if any(not 0 <= token < vocabulary for token in found):
         raise ModelError(f"`generation_config.{name}` must be tokens below {vocabulary}, but is {found}.")
     return found

@@ -183,15 +183,17 @@ class TrainStep:
                 )
             return self._value(params, state, key, batch)[0]
 
-        told = _taken(self._optimizer.update, value=metrics["loss"], grad=gradients, value_fn=value_fn)
+        told = _accepted_arguments(self._optimizer.update, value=metrics["loss"], grad=gradients, value_fn=value_fn)
         updates, opt_state = self._optimizer.update(gradients, opt_state, params, **told)
         # Otherwise XLA chooses the shardings of new state, and the next step is compiled again for these.
-        changed = {name: _placed(value, state.get(name), (places or {}).get(name)) for name, value in changed.items()}
+        changed = {
+            name: _sharded_like_old(value, state.get(name), (places or {}).get(name)) for name, value in changed.items()
+        }
         return optax.apply_updates(params, updates), opt_state, changed, step + 1, metrics
 
     def _value(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Any, tuple[Arrays, dict[str, Any]]]:
         model = BoundModel(self._net, params, state, key, self._train, self._dtype)
-        value, metrics = _split(self._loss(model, batch))
+        value, metrics = _value_and_metrics(self._loss(model, batch))
         changed = {name: value for name, value in model.state.items() if value is not state.get(name)}
         return value, (changed, {"loss": value, **metrics})
 
@@ -222,10 +224,10 @@ class TrainStep:
                 )
             check_metrics(metrics)
             weight = self._weight_of(part)
-            gradients, metrics = jax.tree.map(lambda leaf: _weighted(leaf, weight), (gradients, metrics))
+            gradients, metrics = jax.tree.map(lambda leaf: _weighted_leaf(leaf, weight), (gradients, metrics))
             return (jax.tree.map(jnp.add, total, gradients), buffers | changed), (metrics, weight)
 
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _accumulator(p.dtype)), params)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _accumulator_dtype(p.dtype)), params)
         parts = jnp.arange(self._accumulate), microbatches(batch, self._accumulate)
         (total, buffers), (metrics, weights) = jax.lax.scan(body, (zeros, buffers), parts)
         sum_of_weights = weights.sum()
@@ -346,7 +348,7 @@ def _is_bfloat16(dtype: Any) -> bool:
         return False
 
 
-def _taken(update: Callable[..., Any], **told: Any) -> dict[str, Any]:
+def _accepted_arguments(update: Callable[..., Any], **told: Any) -> dict[str, Any]:
     """Return the keyword arguments that the update of an optimizer takes."""
     parameters = inspect.signature(update).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -354,7 +356,7 @@ def _taken(update: Callable[..., Any], **told: Any) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name in parameters}
 
 
-def _split(result: Any) -> tuple[Any, dict[str, Any]]:
+def _value_and_metrics(result: Any) -> tuple[Any, dict[str, Any]]:
     """Return the value and the metrics of the result of a loss."""
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     is_scalar = isinstance(value, jax.Array) and not value.ndim and jnp.issubdtype(value.dtype, jnp.floating)
@@ -407,18 +409,18 @@ def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
     return jax.tree_util.tree_map_with_path(on_mesh, train)
 
 
-def _placed(value: jax.Array, old: Any, sharding: Any) -> jax.Array:
+def _sharded_like_old(value: jax.Array, old: Any, sharding: Any) -> jax.Array:
     """Return new state with the sharding of the old state, if both have the same shape."""
     if sharding is None or jnp.shape(old) != value.shape:
         return value
     return jax.lax.with_sharding_constraint(value, sharding)
 
 
-def _weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
+def _weighted_leaf(leaf: jax.Array, weight: jax.Array) -> jax.Array:
     """Return a gradient or metric times its weight. For weight 0, return zeros: the mean of an empty set is NaN."""
-    wide = leaf.astype(_accumulator(leaf.dtype))
+    wide = leaf.astype(_accumulator_dtype(leaf.dtype))
     return jnp.where(weight != 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
 
 
-def _accumulator(dtype: Any) -> Any:
+def _accumulator_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
