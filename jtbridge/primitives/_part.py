@@ -77,7 +77,7 @@ def _batch(
     return with_sharded_rows(values, args, dims), [0] * len(values)
 
 
-def _cut(policy: Callable[..., Any], equation: Any) -> Any:
+def _policy_rule(policy: Callable[..., Any], equation: Any) -> Any:
     """Cut a ``torch_forward`` in two by a policy.
 
     The result is "save" or "recompute" for the whole equation, or the two equations in the form of `add_policy_rule`.
@@ -166,5 +166,5 @@ def _prune(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
 
 ad.primitive_jvps[torch_part_p] = _jvp
 batching.primitive_batchers[torch_part_p] = _batch
-add_policy_rule(torch_forward_p, _cut)
+add_policy_rule(torch_forward_p, _policy_rule)
 add_pruning(torch_part_p, _prune)

@@ -76,18 +76,18 @@ def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any
     if guarded:
         return [to_array(tensor, device) for tensor in tensors]
     if device.platform == "cpu" and device == default_device():
-        return [_contiguous_memory(tensor) for tensor in tensors]
+        return [_contiguous_array(tensor) for tensor in tensors]
     return [to_array(tensor, device) for tensor in tensors]
 
 
 def to_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:  # type: ignore[valid-type]
     """Return an array on `device` that shares the memory of a tensor if it can, for the time of one run."""
     if tensor.is_cpu:
-        return array_on_device(_contiguous_memory(tensor), device, committed=True)
+        return array_on_device(_contiguous_array(tensor), device, committed=True)
     return shared_with_xla(plain(tensor).contiguous())
 
 
-def _contiguous_memory(tensor: torch.Tensor) -> np.ndarray:
+def _contiguous_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a NumPy array over the memory of a CPU tensor, which is copied first if it is not contiguous."""
     values = plain(tensor)
     if not values.is_contiguous():

@@ -140,14 +140,14 @@ batching.primitive_batchers[torch_island_p] = _batch
 
 
 # policies of jax.checkpoint:  results are saved if the policy saves the island, or an operation of its lowering.
-def _cut(policy: Callable[..., Any], equation: Any) -> str:
+def _policy_rule(policy: Callable[..., Any], equation: Any) -> str:
     lowered = equation.params["lowered"]
     equations = [equation] if lowered is None else [equation, *lowered.jaxpr.eqns]
     saved = any(policy(each.primitive, *(x.aval for x in each.invars), **each.params) for each in equations)
     return "save" if saved else "recompute"
 
 
-add_policy_rule(torch_island_p, _cut)
+add_policy_rule(torch_island_p, _policy_rule)
 
 
 def island_of(fn: TorchFunction) -> Island:
