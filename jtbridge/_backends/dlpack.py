@@ -26,7 +26,7 @@ from ._base import Backend, has_assumed_empty_results
 from ._dlpack_gpu import gpu_callback, without_gpu
 from ._partitioned_calls import lower_divided
 
-_LARGE = 1 << 18  # the size in bytes from which the copy of a result takes a large part of a call
+_LARGE_BYTES = 1 << 18  # the size in bytes from which the copy of a result takes a large part of a call
 _SHORT = 32  # the most operators of a function that is traced to make its calls faster: tracing takes milliseconds
 
 
@@ -111,7 +111,7 @@ def _is_batching_costly(fn: TorchFunction) -> bool:
 def _is_copying_costly(fn: TorchFunction) -> bool:
     """Return whether copying a result is a large part of a call: the function is not derived, and a result is large."""
     size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
-    return isinstance(fn, TracedFunction) and size >= _LARGE
+    return isinstance(fn, TracedFunction) and size >= _LARGE_BYTES
 
 
 def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:

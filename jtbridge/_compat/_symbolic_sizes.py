@@ -18,8 +18,8 @@ from jax.core import max_dim, min_dim
 from ._jax import InconclusiveDimensionOperation
 from ._torch import FakeTensorMode
 
-_LEAST = 2  # torch assumes that no symbol is 0 or 1
-_GREATEST = 2**62
+_MIN_SIZE = 2  # torch assumes that no symbol is 0 or 1
+_MAX_SIZE = 2**62
 
 
 def symbolic_tensors(
@@ -40,7 +40,7 @@ def symbolic_tensors(
     def symbol(example: int) -> Any:
         if example not in symbols:
             symbols[example] = environment.create_unbacked_symint()
-            environment.constrain_symbol_range(symbols[example].node.expr, _LEAST, _GREATEST)
+            environment.constrain_symbol_range(symbols[example].node.expr, _MIN_SIZE, _MAX_SIZE)
             environment.examples[symbols[example].node.expr] = example
         return symbols[example]
 
@@ -178,7 +178,7 @@ def _constraint(assumed: Any) -> str | None:
     if len(assumed.free_symbols) != 1:
         return None
     (symbol,) = assumed.free_symbols
-    sizes = range(_LEAST, _SPREAD[-1] + 1)
+    sizes = range(_MIN_SIZE, _SPREAD[-1] + 1)
     holds = [n for n in sizes if assumed.subs(symbol, n) == True]  # noqa: E712  (a sympy relation)
     if not holds or len(holds) != holds[-1] - holds[0] + 1:
         return None

@@ -18,7 +18,7 @@ from jtbridge.triton.launches import may_need_late_scalars
 from ._request import Trial
 from .chains import CallRecorder
 
-_MOST_ROUNDS = 4  # the most attempts with fused chains
+_MAX_ROUNDS = 4  # attempts with fused chains
 
 
 class GraphUse(enum.Enum):
@@ -128,8 +128,8 @@ def _with_fewer_chains(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str
     misused = frozenset().union(*(recorder.misused for recorder in outcome.recorders))
     if not misused:
         return None
-    if attempt.round == _MOST_ROUNDS:
-        return without, f"after {_MOST_ROUNDS} attempts a chain hides a value that is used elsewhere"
+    if attempt.round == _MAX_ROUNDS:
+        return without, f"after {_MAX_ROUNDS} attempts a chain hides a value that is used elsewhere"
     fewer = dataclasses.replace(attempt, left=attempt.left | misused, round=attempt.round + 1)
     return fewer, f"{len(misused)} of the chains hide a value that is used elsewhere"
 

@@ -12,7 +12,7 @@ from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.overlap import whole_storage
 
-_SMALL = 256  # elements: a constant of up to this size is written into the program
+_MAX_INLINE_ELEMENTS = 256  # elements: a constant of up to this size is written into the program
 
 
 def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
@@ -20,7 +20,12 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     found: dict[Any, torch.Tensor] = {}
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
-        if isinstance(value, torch.Tensor) and not is_zero(value) and value.numel() > _SMALL and _crosses(value):
+        if (
+            isinstance(value, torch.Tensor)
+            and not is_zero(value)
+            and value.numel() > _MAX_INLINE_ELEMENTS
+            and _crosses(value)
+        ):
             found.setdefault(_tensor_identity(value), value)
     return tuple(found.values())
 
@@ -48,7 +53,7 @@ def copy_literals(module: fx.GraphModule) -> None:
     """
     copied = _copied_in_place if any("as_strided" in str(node.target) for node in module.graph.nodes) else torch.clone
     for node, value in _constants(module):
-        if value.numel() <= _SMALL or not _crosses(value):
+        if value.numel() <= _MAX_INLINE_ELEMENTS or not _crosses(value):
             delattr(module, str(node.target))
             setattr(module, str(node.target), copied(value.detach()))
 

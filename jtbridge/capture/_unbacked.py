@@ -30,8 +30,8 @@ from ._path_outcomes import DependentTensor
 from .modes.effects import EndlessLoopError
 from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
-_MOST_TRACES = 6  # the most traces of one function
-_MOST_READS = 32  # the most answers in one trace: a loop whose end depends on data may never end
+_MAX_TRACES = 6  # the most traces of one function
+_MAX_READS = 32  # the most answers in one trace: a loop whose end depends on data may never end
 _INTEGERS = (2, 3, 1, 0)
 _FLOATS = (1.5, 0.5)
 
@@ -87,8 +87,8 @@ class PathTrace:
         if self._over:
             raise escaped_tensor_error()
         number = len(self.choices)
-        if number >= _MOST_READS:
-            raise RuntimeError(f"it reads more than {_MOST_READS} values that depend on data")
+        if number >= _MAX_READS:
+            raise RuntimeError(f"it reads more than {_MAX_READS} values that depend on data")
         answers = _answers(kind, low, high)
         choice = self._given[number] if number < len(self._given) else self._rest
         self.choices.append(min(choice, len(answers) - 1))
@@ -109,7 +109,7 @@ def _answers(kind: type, low: int | None, high: int | None) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(possible))[:2]
 
 
-def explored(run: Callable[[PathTrace], Result], most: int = _MOST_TRACES) -> list[Result]:
+def explored(run: Callable[[PathTrace], Result], most: int = _MAX_TRACES) -> list[Result]:
     """Return the results of `run` for several paths through a function, without those that raise.
 
     Args:

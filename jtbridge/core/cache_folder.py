@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-_LARGEST = 16 << 20  # bytes of a file that is read
+_MAX_FILE_BYTES = 16 << 20  # bytes of a file that is read
 # The exceptions that reading values from a damaged JSON file may raise. The last two are for a very long number and for
 # deeply nested brackets.
 MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # reading from a pipe may wait, and a device may have no end
         raise OSError(f"{path} is not a regular file")
-    if status.st_size > _LARGEST:
+    if status.st_size > _MAX_FILE_BYTES:
         raise OSError(f"{path} has {status.st_size} bytes")
     return path.read_text()
 

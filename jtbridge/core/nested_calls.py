@@ -29,7 +29,7 @@ from jtbridge.errors import JaxCallError
 from .messages import text_of
 
 _RUNNING = threading.local()
-_LEAST_NORMAL = sys.float_info.min
+_MIN_NORMAL = sys.float_info.min
 # The text of JAX's errors about an argument that is not an array.
 _OF_JAX = re.compile("requires ndarray or scalar arguments|Error interpreting argument|is not a valid JAX type")
 
@@ -73,7 +73,7 @@ def is_inside() -> bool:
 
 def _flushes_subnormals() -> bool:
     """Return whether this thread treats subnormal numbers as zero. Torch can set this mode, but not query it."""
-    return _LEAST_NORMAL / 2 == 0.0
+    return _MIN_NORMAL / 2 == 0.0
 
 
 def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:

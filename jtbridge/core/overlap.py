@@ -12,7 +12,7 @@ from jtbridge._compat import OpOverload, overload_name, schema_of, storage_id
 from .pytree import tensor_leaves
 from .writes import written_tensors
 
-_LARGEST_MAP = 1 << 28  # elements; tensors that span more memory are assumed to overlap if their ranges do
+_MAX_MAP_ELEMENTS = 1 << 28  # elements; tensors that span more memory are assumed to overlap if their ranges do
 
 _aten = torch.ops.aten
 # Operators that write to a copy of the first argument. The copy has the argument's strides unless a stride is 0.
@@ -99,7 +99,7 @@ def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
     if last <= start or stop <= first:
         return False
     low, high = min(start, first), max(stop, last)
-    if high - low > _LARGEST_MAP:
+    if high - low > _MAX_MAP_ELEMENTS:
         return True
     memory = np.zeros(high - low, bool)
     _elements(memory, written, low)[...] = True

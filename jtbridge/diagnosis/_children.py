@@ -39,7 +39,7 @@ import importlib
 importlib.import_module(plan["main"]).main(plan)
 """
 _POLL = 0.02  # seconds
-_MOST_HANGS = 2  # after this number of items that do not end, the remaining items of a run are skipped
+_MAX_HANGS = 2  # after this number of items that do not end, the remaining items of a run are skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Runner:
             ends[guilty] = outcome
             never_began = not outcome.running and not outcome.results and guilty not in results
             hangs = sum("did not end" in end.ending for end in ends.values())
-            if never_began or hangs == _MOST_HANGS:
+            if never_began or hangs == _MAX_HANGS:
                 ends |= dict.fromkeys(rest, outcome)
                 break
         return results, ends

@@ -18,7 +18,7 @@ from ._report import FAILURE, OK, WARNING, Finding
 
 # The children do not preallocate memory, because the process that asks for the proof may hold most of the GPU's.
 PROCESS = Process(environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, main="jtbridge.diagnosis._proof_child")
-_MOST_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and compiles for most of its time
+_MAX_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and compiles for most of its time
 _CASES_OF_A_CHILD = 6
 
 
@@ -142,7 +142,7 @@ def _run_cases(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, A
     runner = Runner(PROCESS, timeout, stop)
     results: dict[str, Any] = {}
     ends: dict[str, ChildOutcome] = {}
-    with ThreadPoolExecutor(min(cores(), _MOST_CHILDREN)) as pool:
+    with ThreadPoolExecutor(min(cores(), _MAX_CHILDREN)) as pool:
         pending = [pool.submit(runner.run, group) for group in groups]
         try:
             for group, future in zip(groups, pending, strict=True):

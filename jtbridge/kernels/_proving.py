@@ -29,7 +29,7 @@ from ._launch import interpreting
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
 # By the dtype of a kernel's arguments, the smallest tolerance of a float32 result: a kernel with 16-bit arguments
 # rounds each term of a sum to 16 bits once.
-_LEAST_TOLERANCES = {"bfloat16": 1e-2, "float16": 1.5e-3}
+_MIN_TOLERANCES = {"bfloat16": 1e-2, "float16": 1.5e-3}
 _DTYPES = ("float32", "bfloat16", "float16")
 # The function that runs each kernel primitive of this thread on its arrays, in place of `jit`; None outside of a proof.
 OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] | None] = contextvars.ContextVar(
@@ -101,7 +101,7 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
         want = jax.block_until_ready(jax.jit(lambda *xs: list(primitive.reference(*xs)))(*arrays))
         try:
             got = _by_kernel(primitive, arrays)
-            wrong = _disagreement(got, want, max(_LEAST_TOLERANCES.get(str(x.dtype), 0.0) for x in arrays))
+            wrong = _disagreement(got, want, max(_MIN_TOLERANCES.get(str(x.dtype), 0.0) for x in arrays))
         except Exception as error:  # noqa: BLE001  (of the compiler or the driver: this kernel is not proven)
             lines = str(error).strip().splitlines()
             wrong = f"{type(error).__name__}: {lines[0][:300] if lines else ''}"

@@ -10,7 +10,7 @@ import torch
 from jtbridge._compat import global_module_hooks
 from jtbridge.state import ReachableState
 
-_MOST = 16
+_MAX_PROGRAMS = 16
 
 
 class Programs:
@@ -34,5 +34,5 @@ class Programs:
         if key not in self._programs:
             self._model_state = ReachableState([("", module), *global_module_hooks().items()])
         self._programs[key] = program
-        if len(self._programs) > _MOST:
+        if len(self._programs) > _MAX_PROGRAMS:
             self._programs.popitem(last=False)

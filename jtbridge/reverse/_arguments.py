@@ -182,7 +182,7 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
 
 
-_MOST_PARTS = 1000  # of a static object that are searched for a tensor in each call
+_MAX_PARTS = 1000  # of a static object that are searched for a tensor in each call
 
 
 def _place_of_tensor(leaf: Any) -> str | None:
@@ -192,7 +192,7 @@ def _place_of_tensor(leaf: Any) -> str | None:
     """
     parts = collections.deque([("", leaf)])
     seen = {id(leaf): leaf}
-    while parts and len(seen) < _MOST_PARTS:
+    while parts and len(seen) < _MAX_PARTS:
         place, part = parts.popleft()
         if isinstance(part, torch.Tensor):
             return place

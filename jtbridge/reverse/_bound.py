@@ -33,7 +33,7 @@ from ._operator import call
 from ._reads import RecordReads, refuse_arguments, warn_of_missing_gradients
 from ._tensors import runs_program
 
-_MOST_SIGNATURES = 128  # flat functions that one torch function keeps
+_MAX_SIGNATURES = 128  # flat functions that one torch function keeps
 
 
 class FunctionInGraph(JaxFunction):
@@ -194,7 +194,7 @@ class Caller:
             found = self._bound.get((arguments, x64))
             if found is None:
                 found = BoundFunction(self.name, self._function, arguments, x64)
-                if len(self._bound) >= _MOST_SIGNATURES:
+                if len(self._bound) >= _MAX_SIGNATURES:
                     del self._bound[next(iter(self._bound))]
                 self._bound[arguments, x64] = found
         return found

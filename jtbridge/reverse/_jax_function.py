@@ -46,8 +46,8 @@ Value = TypeVar("Value")
 Derived = TypeVar("Derived", bound="JaxFunction")
 
 _LOCK = threading.RLock()
-_MOST_PROGRAMS = 4  # programs that are kept for each signature, for calls under torch.func
-_MOST_TYPES = 256  # signatures of one function whose records are kept
+_MAX_PROGRAMS = 4  # programs that are kept for each signature, for calls under torch.func
+_MAX_TYPES = 256  # signatures of one function whose records are kept
 
 
 def find_function(handle: str) -> JaxFunction:
@@ -185,7 +185,7 @@ class JaxFunction:
         made = JaxFunction(self.name, jaxpr_as_fun(program), self.x64)
         made.has_own_gradient = has_custom_vjp(program.jaxpr)
         made.reads = self.reads
-        store_entry(self._latest, types, ((program, made), *latest[: _MOST_PROGRAMS - 1]))
+        store_entry(self._latest, types, ((program, made), *latest[: _MAX_PROGRAMS - 1]))
         return made
 
     def _program(self, types: Types) -> Any:
@@ -262,7 +262,7 @@ class JaxFunction:
         return stack
 
 
-@functools.lru_cache(_MOST_TYPES)
+@functools.lru_cache(_MAX_TYPES)
 def _structs(types: Types) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
 
@@ -296,7 +296,7 @@ def _cached(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Val
 def store_entry(table: dict[Any, Value], key: Any, value: Value) -> None:
     """Set an entry of a table, and drop the oldest one if the table is full."""
     with _LOCK:
-        if len(table) >= _MOST_TYPES and key not in table:
+        if len(table) >= _MAX_TYPES and key not in table:
             del table[next(iter(table))]
         table[key] = value
 

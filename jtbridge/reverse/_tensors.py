@@ -18,7 +18,7 @@ from jtbridge.core.host_memory import shared_numpy
 from jtbridge.errors import DeviceError
 
 # Smallest size in bytes of a result whose memory a tensor takes over. DLPack takes 20 us, and a copy of 16 floats 2 us.
-_SMALLEST_TAKEN_OVER = 1 << 16
+_MIN_TAKEN_OVER = 1 << 16
 
 
 def common_device(tensors: Sequence[torch.Tensor], name: str) -> torch.device:
@@ -115,7 +115,7 @@ def to_tensor(array: jax.Array, device: torch.device) -> torch.Tensor:
         return copied_to_torch(array)
     carried = carrier(array.dtype)
     has_dlpack = (carried is None or array.dtype.itemsize > 1) and len(array.sharding.device_set) == 1  # no float8
-    if array.nbytes < _SMALLEST_TAKEN_OVER or not has_dlpack:
+    if array.nbytes < _MIN_TAKEN_OVER or not has_dlpack:
         # Torch's memory is aligned such that XLA need not copy it when it comes back; NumPy's is not.
         tensor = torch.empty(array.shape, dtype=dtype)
         values = np.asarray(array)

@@ -15,7 +15,7 @@ from ._comparison import VALUES
 from ._escaped import PoisonTensor
 
 CACHED_FUNCTION = type(functools.cache(lambda: None))
-_MOST_OBJECTS = 20_000  # objects that are searched, from one result, for a tensor of a trace
+_MAX_OBJECTS = 20_000  # objects that are searched, from one result, for a tensor of a trace
 _NOT_SEARCHED = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, str, bytes, int, float)
 
 
@@ -82,7 +82,7 @@ def _may_hold_state(result: Any) -> bool:
 def _refers_to_traced(values: list[Any]) -> bool:
     """Return whether objects refer to a tensor that belongs to a trace or to a transform of `torch.func`."""
     seen: set[int] = set()
-    while values and len(seen) < _MOST_OBJECTS:
+    while values and len(seen) < _MAX_OBJECTS:
         value = values.pop()
         if id(value) in seen or isinstance(value, _NOT_SEARCHED):
             continue

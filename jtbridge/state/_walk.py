@@ -89,9 +89,9 @@ from ._kinds import (
 )
 from ._records import ClassAndDict, EmptyContainers, IteratorPosition, Record, StatePath
 
-_MOST_OBJECTS = 200_000
-_MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
-_MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
+_MAX_OBJECTS = 200_000
+_MAX_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
+_MAX_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (CACHED_FUNCTION, functools.partial, *METHODS[1:])
 _FOLLOWED = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
@@ -156,7 +156,7 @@ class StateWalk:
                 if isinstance(hooks, dict):
                     self._record(hooks, kind_of_dict(hooks), StatePath(None, "global", name))
                 self._hooks(hooks, StatePath(None, "global", name))
-            while self._queue and len(self._seen) < _MOST_OBJECTS:
+            while self._queue and len(self._seen) < _MAX_OBJECTS:
                 self._visit(*self._queue.popleft())
             self._queue.clear()
             for scope, names in self._scopes.values():
@@ -305,7 +305,7 @@ class StateWalk:
 
     def _may_copy(self, size: int) -> bool:
         self._bytes += size
-        return self._bytes <= _MOST_BYTES
+        return self._bytes <= _MAX_BYTES
 
     def _tensor(self, tensor: torch.Tensor, path: StatePath) -> None:
         if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
@@ -314,7 +314,7 @@ class StateWalk:
         if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
             self.without_shape.append(path)
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
-        is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
+        is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MAX_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
             kind = TENSOR
             self.versions.append((tensor, writes(tensor)))

@@ -16,7 +16,7 @@ from ._derived import (
     refuse_wrong_batches,
     refused_detached_backwards,
 )
-from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
+from ._jvp import MAX_JACOBIAN, Jvp, have_nan, without_nan
 from ._linearity import SMALL, may_be_nonlinear, refuse_nonlinear
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows

@@ -30,7 +30,7 @@ from ._derived import (
 from ._padded_embedding import PADDED
 from ._vjp import Vjp
 
-LARGEST_JACOBIAN = 1 << 24  # elements
+MAX_JACOBIAN = 1 << 24  # elements
 _UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
 
 
@@ -154,7 +154,7 @@ class Jvp(Derived):
         """Return whether the Jacobian has few enough elements to be computed."""
         rows = sum(math.prod(type_.shape) for type_ in self.out_types)
         columns = sum(math.prod(self.fn.in_types[i].shape) for i in self.wrt)
-        return rows * columns <= LARGEST_JACOBIAN
+        return rows * columns <= MAX_JACOBIAN
 
     def _by_rows(self, tensors: Tensors) -> Tensors:
         """Compute every element of ``Df(x) @ dx`` as the product of a gradient and dx.

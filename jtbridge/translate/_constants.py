@@ -24,7 +24,7 @@ from ._program import graph_of, translation_key
 # island takes the time of five operators of a called function. For 256 floats, a program in which one operator in six
 # is an island takes 1.1 to 1.2 times the time of calling the whole function. With one in twelve, it takes 0.7 to 0.8
 # times that time; for 65,536 floats, 0.4 times in both cases.
-_LARGEST_SHARE_WITHOUT_LOWERING = 1 / 8
+_MAX_SHARE_WITHOUT_LOWERING = 1 / 8
 
 # For each outermost trace, the closed-over tensors and their arrays, by the tensors' ids and numbers of writes.
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
@@ -41,7 +41,7 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
         return _untranslatable(traced, error)
     islands = traced.islands
     if islands == "auto":
-        islands = "auto" if share_without_lowering(module) <= _LARGEST_SHARE_WITHOUT_LOWERING else "faster"
+        islands = "auto" if share_without_lowering(module) <= _MAX_SHARE_WITHOUT_LOWERING else "faster"
         if islands == "faster" and (reason := obstacle(module)) is not None:
             return _untranslatable(
                 traced,

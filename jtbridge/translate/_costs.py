@@ -25,7 +25,7 @@ from jtbridge.core.transposed import is_transposed
 # How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
 _MARGIN = 1.15
 # How much time torch has to save: a call also waits for Python's lock, and separates operators that XLA would fuse.
-_LEAST_SAVED_US = 20.0
+_MIN_SAVED_US = 20.0
 _LONG_US = 30.0  # the least time in XLA for which tuning may save time: a call out of XLA takes about 10 us
 _PLATFORMS = ("cpu",)  # the platforms for which `measured/` has a file
 # Operators along one dimension, whose time depends on its length.
@@ -142,7 +142,7 @@ def _points(platform: str) -> dict[tuple[str, str, str], list[tuple[int, float, 
 
 def _won(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float], ...]:
     """Return (size, ratio of the times) of the measurements after the last one that torch did not win."""
-    lost = [i for i, (_, xla, island) in enumerate(points) if xla < max(_MARGIN * island, island + _LEAST_SAVED_US)]
+    lost = [i for i, (_, xla, island) in enumerate(points) if xla < max(_MARGIN * island, island + _MIN_SAVED_US)]
     return tuple((size, xla / island) for size, xla, island in points[lost[-1] + 1 if lost else 0 :])
 
 

@@ -17,7 +17,7 @@ from jtbridge._compat import OpOverload, is_zero
 from jtbridge.lowerings import find
 
 # Largest size in bytes of a folded value, and of each value on which it depends. The program contains folded values.
-_MOST = 1 << 17
+_MAX_BYTES = 1 << 17
 
 
 def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
@@ -85,7 +85,7 @@ def _is_small(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
         and all(isinstance(size, int) for size in value.shape)
-        and value.numel() * value.itemsize <= _MOST
+        and value.numel() * value.itemsize <= _MAX_BYTES
     )
 
 

@@ -26,9 +26,9 @@ from jtbridge._compat import OpOverload
 from jtbridge.capture import from_bytes, origin
 from jtbridge.core.writes import returns_view
 
-_FEWEST_BLOCKS = 3
-_FEWEST_SAVED = 24  # the fewest nodes in the later blocks, which are not translated again
-_MOST_STARTS = 8  # the most places that are tried as the beginning of a block
+_MIN_BLOCKS = 3
+_MIN_SAVED = 24  # the fewest nodes in the later blocks, which are not translated again
+_MAX_STARTS = 8  # the most places that are tried as the beginning of a block
 
 Draw = tuple[int, ...]
 
@@ -222,9 +222,9 @@ def _longest(graph: _Graph, start: int, end: int) -> Repetition | None:
         edges = np.flatnonzero(np.diff(equal.astype(np.int8)))
         for first, stop in zip(edges[::2], edges[1::2], strict=True):
             saved = (stop - first) // period * period
-            if saved >= max(_FEWEST_SAVED, (_FEWEST_BLOCKS - 1) * period):
+            if saved >= max(_MIN_SAVED, (_MIN_BLOCKS - 1) * period):
                 candidates.append((int(saved), -period, start + int(first), int(stop - first)))
-    for saved, negative, first, length in sorted(candidates, reverse=True)[:_MOST_STARTS]:
+    for saved, negative, first, length in sorted(candidates, reverse=True)[:_MAX_STARTS]:
         period = -negative
         found = _at_best_start(graph, first, length, period)
         if found is not None and (len(found.blocks) - 1) * period * 2 >= saved:
@@ -235,10 +235,10 @@ def _longest(graph: _Graph, start: int, end: int) -> Repetition | None:
 def _at_best_start(graph: _Graph, first: int, length: int, period: int) -> Repetition | None:
     """Return the repetition in a stretch of equal signatures whose blocks begin where the fewest values are carried."""
     found: list[Repetition] = []
-    starts = range(first, first + min(period, length - (_FEWEST_BLOCKS - 1) * period + 1))
+    starts = range(first, first + min(period, length - (_MIN_BLOCKS - 1) * period + 1))
     end = first + length + period
     carried = _carried(graph, first, end, period)
-    for start in sorted(starts, key=lambda start: (carried[start - first], start))[:_MOST_STARTS]:
+    for start in sorted(starts, key=lambda start: (carried[start - first], start))[:_MAX_STARTS]:
         repetition = _repetition(graph, start, period, (end - start) // period)
         if repetition is not None:
             found.append(repetition)
@@ -268,7 +268,7 @@ def _repetition(graph: _Graph, start: int, period: int, count: int) -> Repetitio
     ]
     origins = [[_origin(graph, x, start, b, period) for x in arguments[b]] for b in range(count)]
     first, last = _longest_stretch(origins)
-    if last - first + 1 < _FEWEST_BLOCKS:
+    if last - first + 1 < _MIN_BLOCKS:
         return None
     start, count = start + first * period, last - first + 1
     return _of_blocks(graph, start, period, arguments[first : last + 1], origins[first + 1])

@@ -29,7 +29,7 @@ MODES = ("value", "vjp", "jvp", "vmap")
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}
 # With this option XLA compiles small programs about twice as fast, and rounds within the tolerances used here.
 _FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-_LARGEST_GRADIENT = 300.0
+_MAX_GRADIENT = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _of_both_dtypes(program: Program) -> dict[torch.dtype, Expected]:
         narrow = _by_torch(program, torch.float32)
     except (RuntimeError, IndexError) as error:  # an in-place write to a leaf, say, which the generator does not see
         raise Invalid("torch") from error
-    if any(bool((g.abs() > _LARGEST_GRADIENT).any()) for mode in ("vjp", "jvp") for g in wide.results[mode]):
+    if any(bool((g.abs() > _MAX_GRADIENT).any()) for mode in ("vjp", "jvp") for g in wide.results[mode]):
         raise Invalid("gradient")
     for mode in MODES:
         for x, y in zip(wide.results[mode], narrow.results[mode], strict=True):

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from . import guards
 
 ROWS = 3  # rows of the batch for vmap; the first row is the argument of the other modes
-_LARGEST = 30.0
-_MOST_ELEMENTS = 96
-_MOST_RESULTS = 48  # elements that a program returns: the reference of forward mode needs a backward for each
+_MAX_ABS = 30.0
+_MAX_ELEMENTS = 96
+_MAX_RESULTS = 48  # elements that a program returns: the reference of forward mode needs a backward for each
 _serial = itertools.count()
 
 
@@ -103,7 +103,7 @@ def arguments_for(seed: int) -> tuple[Argument, ...]:
     def shape() -> tuple[int, ...]:
         rank = rng.choices([0, 1, 2, 3, 4], [1, 3, 6, 4, 1])[0]
         shape = tuple(1 if rng.random() < 0.08 else rng.choice(sizes) for _ in range(rank))
-        return shape if math.prod(shape) <= _MOST_ELEMENTS else shape[:3]
+        return shape if math.prod(shape) <= _MAX_ELEMENTS else shape[:3]
 
     kinds = ["float", *rng.choices(["float", "complex", "int", "uint8", "bool"], [10, 2, 2, 1, 1], k=rng.randint(0, 2))]
     flags = [rng.random() < 0.8 for _ in kinds]
@@ -240,7 +240,7 @@ def _with_results(program: Program, row: dict[str, Any], rng: random.Random) -> 
     rng.shuffle(rest)
     chosen, elements = [], 0
     for name in [*last, *rest[:2]]:
-        if elements + row[name].numel() <= _MOST_RESULTS and len(chosen) < 6:
+        if elements + row[name].numel() <= _MAX_RESULTS and len(chosen) < 6:
             chosen.append(name)
             elements += row[name].numel()
     if not any(row[name].is_floating_point() or row[name].is_complex() for name in chosen):
@@ -304,12 +304,12 @@ def _bounded(*values: Any) -> None:
         if not isinstance(x, torch.Tensor):
             continue
         x = x.detach()
-        if x.numel() > _MOST_ELEMENTS or x.numel() == 0:
+        if x.numel() > _MAX_ELEMENTS or x.numel() == 0:
             raise Invalid("size")
         if x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.complex64):
             raise Invalid("dtype")
         if x.is_floating_point() or x.is_complex():
-            if not bool((x.abs() < _LARGEST).all()):
+            if not bool((x.abs() < _MAX_ABS).all()):
                 raise Invalid("magnitude")
         elif x.dtype is torch.int64 and not bool((x.abs() < 10_000).all()):
             raise Invalid("magnitude")

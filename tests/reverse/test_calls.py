@@ -285,7 +285,7 @@ def test_an_autograd_graph_keeps_its_function():
 
 
 def test_signatures_do_not_accumulate(monkeypatch):
-    monkeypatch.setattr("jtbridge.reverse._bound._MOST_SIGNATURES", 4)
+    monkeypatch.setattr("jtbridge.reverse._bound._MAX_SIGNATURES", 4)
     f = jtbridge.to_torch_function(lambda x, n: x + n)
     gc.collect()
     before = len(HANDLES)

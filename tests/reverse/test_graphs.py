@@ -71,7 +71,7 @@ def test_compile_tells_functions_apart():
 
 
 def test_compile_keeps_its_functions(monkeypatch):
-    monkeypatch.setattr("jtbridge.reverse._bound._MOST_SIGNATURES", 2)
+    monkeypatch.setattr("jtbridge.reverse._bound._MAX_SIGNATURES", 2)
     torch.compiler.reset()
     g = jtbridge.to_torch_function(lambda x, n: x * n)
     compiled = torch.compile(lambda x: g(x, 3.0), backend="aot_eager", fullgraph=True)

@@ -15,7 +15,7 @@ from ._function import Case, Function
 
 _PROBLEMS_KEPT = 20
 _SECONDS_BETWEEN_PAUSES = 30  # a pause takes one or two
-_FEWEST_PAUSES = 8
+_MIN_PAUSES = 8
 _WARM_UP = 0.25
 
 
@@ -153,7 +153,7 @@ def run(
         for caller in callers:
             caller.start()
         start = time.monotonic()
-        pauses = max(_FEWEST_PAUSES, round(seconds / _SECONDS_BETWEEN_PAUSES))
+        pauses = max(_MIN_PAUSES, round(seconds / _SECONDS_BETWEEN_PAUSES))
         for _ in range(pauses):
             _resume(callers)
             hung = _watch(callers, time.monotonic() + seconds / pauses, hang_seconds, alive)

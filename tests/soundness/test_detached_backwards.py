@@ -151,7 +151,7 @@ def test_second_derivatives_of_differentiable_backwards(by, name, jitted):
 
 @pytest.mark.parametrize("place", ["jtbridge.calls.eager._rows", "jtbridge.transforms._jvp"])
 def test_a_jacobian_that_is_too_large_is_refused(place, monkeypatch):
-    monkeypatch.setattr(f"{place}.LARGEST_JACOBIAN", 8)
+    monkeypatch.setattr(f"{place}.MAX_JACOBIAN", 8)
 
     def moved(x, dx):
         return jax.jvp(jtbridge.wrap(alone), (x,), (dx,))[1]

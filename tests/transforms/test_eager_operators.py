@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("x64"),
 ]
 
-ROWS, MOST_SAMPLES = 3, 5
+ROWS, MAX_SAMPLES = 3, 5
 # Results that differ between two runs.
 RANDOM = ("rand", "normal", "dropout", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy")
 # Uninitialised memory, eigenvectors, which may have any phase, and operators for GPUs only.
@@ -76,7 +76,7 @@ class Case:
 def cases(op: Any) -> list[Case]:
     samples = list(op.sample_inputs("cpu", torch.float64))
     samples = [sample for sample in samples if not sample.kwargs.get("dropout_p")]
-    found = [Case(op, sample) for sample in samples[:: max(1, len(samples) // MOST_SAMPLES)]]
+    found = [Case(op, sample) for sample in samples[:: max(1, len(samples) // MAX_SAMPLES)]]
     dense = [case for case in found if all(x.layout is torch.strided for x in case.tensors)]
     return [case for case in dense if case.tensors and not any(x.is_complex() for x in case.tensors)]
 

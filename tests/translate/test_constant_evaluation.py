@@ -254,7 +254,7 @@ def test_what_cannot_be_told_is_left_to_torch(f):
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 def test_memory_that_is_too_much_to_hold_is_not_known(monkeypatch):
-    monkeypatch.setattr(constant_eval, "_MOST", 4)
+    monkeypatch.setattr(constant_eval, "_MAX_TRACKED_BYTES", 4)
     with pytest.raises(errors.DataDependentShapeError):
         jax.jit(jtbridge.wrap(written_by_elements))(X)
     np.testing.assert_allclose(jtbridge.wrap(written_by_elements)(X), written_by_elements(torch.tensor(X)))

@@ -21,7 +21,7 @@ from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
 # gets a view, which is copied before the first write. The mode that detects the write takes 4 us per operator.
-LARGEST_COPIED = 1 << 18
+MAX_COPIED_BYTES = 1 << 18
 # Smallest size in bytes of a result whose memory the array takes over, if nothing else refers to the memory.
 _SHARED = 1 << 16
 
@@ -29,7 +29,7 @@ _SHARED = 1 << 16
 def is_copied(array: jax.Array) -> bool:
     """Return whether an argument is copied: a small one, and one whose memory cannot be replaced at the first write."""
     platform = _platform(array)
-    return array.nbytes <= LARGEST_COPIED or not can_replace_memory("cuda" if platform in GPU_PLATFORMS else "cpu")
+    return array.nbytes <= MAX_COPIED_BYTES or not can_replace_memory("cuda" if platform in GPU_PLATFORMS else "cpu")
 
 
 def copied_tensor(array: jax.Array) -> torch.Tensor:

@@ -24,7 +24,7 @@ from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapW
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import KeptTensorError, SetGuard
 
-from ._arrays import LARGEST_COPIED, Placement, copied_tensor, is_copied, shared_tensor
+from ._arrays import MAX_COPIED_BYTES, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import FAMILIES, AutogradGraph, Family, eager_function, new_leaf, recording, refuse_other_graphs
 
@@ -104,7 +104,7 @@ def without_side_effects(base: EagerFunction) -> Iterator[None]:
     changed = before.changed()
     draws = not base.seeded and not torch.equal(drawn_from, torch.get_rng_state())
     if not changed and not draws:
-        if len(base.clean_runs) < _MOST_CLEAN_RUNS:
+        if len(base.clean_runs) < _MAX_CLEAN_RUNS:
             base.clean_runs.add(kind)
         return
     torch.set_rng_state(drawn_from)
@@ -171,7 +171,7 @@ def results_to_jax(results: list[torch.Tensor], arrays: list[jax.Array], fn: Tor
 
 
 _KEEPS_TENSORS = "keeps tensors"  # a notice: the function has kept a tensor of a batch, and may do so again
-_MOST_CLEAN_RUNS = 512  # in `clean_runs`; beyond these, the state is saved before every run of another kind
+_MAX_CLEAN_RUNS = 512  # in `clean_runs`; beyond these, the state is saved before every run of another kind
 
 
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
@@ -215,7 +215,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if is_clean and _KEEPS_TENSORS not in base.warnings_given and len(base.clean_runs) < _MOST_CLEAN_RUNS:
+    if is_clean and _KEEPS_TENSORS not in base.warnings_given and len(base.clean_runs) < _MAX_CLEAN_RUNS:
         base.clean_runs.add(batch)
     return result
 
@@ -270,7 +270,7 @@ class _Alias(torch.autograd.Function):
 
 
 def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.clone() if leaf.numel() * leaf.itemsize <= LARGEST_COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
+    return leaf.clone() if leaf.numel() * leaf.itemsize <= MAX_COPIED_BYTES else _Alias.apply(leaf)  # type: ignore[return-value]
 
 
 def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:

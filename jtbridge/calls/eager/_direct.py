@@ -14,7 +14,7 @@ from jtbridge._compat import ArrayImpl, array_on_device, is_transforming
 from jtbridge.core.debug import wanted_checks
 from jtbridge.triton import intercepted_launches
 
-from ._arrays import LARGEST_COPIED
+from ._arrays import MAX_COPIED_BYTES
 from ._common import results_to_jax
 from ._function import EagerFunction
 from ._graph import refuse_other_graphs
@@ -44,7 +44,7 @@ def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
         if type(x) is not ArrayImpl:
             return None
         memory = np.asarray(x)
-        if memory.dtype.char not in _SAME or memory.nbytes > LARGEST_COPIED:
+        if memory.dtype.char not in _SAME or memory.nbytes > MAX_COPIED_BYTES:
             return None
         tensors.append(torch.from_numpy(memory.copy()))
     return tensors
@@ -55,7 +55,7 @@ def small_array(out: Any, args: tuple[Any, ...]) -> jax.Array | None:
     if type(out) is not torch.Tensor or out.dtype not in _RESULTS or wanted_checks():
         return None
     device = only_device()
-    if device is None or out.numel() * out.itemsize > LARGEST_COPIED or out.layout is not torch.strided:
+    if device is None or out.numel() * out.itemsize > MAX_COPIED_BYTES or out.layout is not torch.strided:
         return None
     values = out.detach() if out.requires_grad else out
     try:

@@ -54,7 +54,7 @@ from jtbridge.transforms import (
 )
 from jtbridge.triton import intercepted_launches
 
-from ._arrays import LARGEST_COPIED
+from ._arrays import MAX_COPIED_BYTES
 
 # The traits that are assumed for a function that was not traced: its derivatives use only reverse mode, and derivatives
 # beyond the first use normalisations composed of simple operators.
@@ -376,7 +376,7 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
     with outside_modes(), torch.no_grad():
         return [
             address_of(tensor)
-            if tensor.numel() * tensor.itemsize > LARGEST_COPIED
+            if tensor.numel() * tensor.itemsize > MAX_COPIED_BYTES
             else to_bytes(tensor.detach().cpu()).numpy().tobytes()
             for tensor in tensors
         ]

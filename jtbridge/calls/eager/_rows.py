@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from jtbridge.core.array_types import Tensors
-from jtbridge.transforms import LARGEST_JACOBIAN, Vjp, have_nan
+from jtbridge.transforms import MAX_JACOBIAN, Vjp, have_nan
 
 from ._graph import AutogradGraph, with_axes
 
-_MOST_PARTS = 64  # parts of a Jacobian, of up to `LARGEST_JACOBIAN` elements each, that are computed to replace NaN
+_MAX_PARTS = 64  # parts of a Jacobian, of up to `MAX_JACOBIAN` elements each, that are computed to replace NaN
 
 
 def product_by_rows(
@@ -37,7 +37,7 @@ def product_by_rows(
     columns = sum(graph.inputs[i].numel() for i in of.wrt)
     wanted = [_rows_of_nan(y, extra_axes) for y in products] if products is not None else [None] * len(outputs)
     rows = sum(y.numel() if found is None else len(found) for y, found in zip(outputs, wanted, strict=True))
-    if columns * rows > LARGEST_JACOBIAN * (1 if products is None else _MOST_PARTS):
+    if columns * rows > MAX_JACOBIAN * (1 if products is None else _MAX_PARTS):
         return None
     directions = [dx.movedim(tuple(extra_axes), tuple(range(len(sizes)))) for dx in tangents]
     results = []
@@ -50,7 +50,7 @@ def product_by_rows(
         for factor in (1, 1j) if y.is_complex() else (1,):
             blocks = [
                 _block_of_products(graph, of, _unit_cotangents(outputs, position, some, factor), directions)
-                for some in at.split(max(1, LARGEST_JACOBIAN // max(1, columns)))
+                for some in at.split(max(1, MAX_JACOBIAN // max(1, columns)))
             ]
             parts.append(torch.cat(blocks))
         result = torch.complex(parts[0], -parts[1]) if y.is_complex() else parts[0]

@@ -18,7 +18,7 @@ import torch
 from jtbridge.core.signature import ARRAY, Signature
 
 NONE_KNOWN: Mapping[int, np.ndarray] = {}
-_MAX_SIZE = 64  # elements; arrays that decide about sizes and branches are small
+_MAX_ELEMENTS = 64  # elements; arrays that decide about sizes and branches are small
 
 
 def known_array_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
@@ -31,7 +31,7 @@ def _is_known(x: Any) -> bool:
         not isinstance(x, jax.core.Tracer)
         and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
         and x.dtype.kind in "biu"
-        and x.size <= _MAX_SIZE
+        and x.size <= _MAX_ELEMENTS
         and not x.is_deleted()
         and x.is_fully_addressable
     )

@@ -9,7 +9,7 @@ from jtbridge.core.messages import warn_user
 from jtbridge.errors import ConstantsWarning
 from jtbridge.translate import closed_over_bytes
 
-_LIMIT = 16 << 20  # bytes
+_MAX_BYTES = 16 << 20  # bytes
 _KEY = "constants"
 
 
@@ -26,7 +26,7 @@ def warn_of_literals(name: str, warnings_given: set[str]) -> None:
     if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):  # JAX passes closed-over arrays as arguments
         return
     size = closed_over_bytes()
-    if size > _LIMIT:
+    if size > _MAX_BYTES:
         warnings_given.add(_KEY)
         warn_user(
             f"`{name}` closes over {size / 1e6:.0f} MB of tensors in a program of `jit`, and `jit` writes them "

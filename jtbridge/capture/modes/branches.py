@@ -26,8 +26,8 @@ from jtbridge.core.library_files import is_library
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import JtbridgeError, TranslationError
 
-_MOST_SPLITS = 3  # the most conditions on one path for which both answers lead to results
-_MOST_CONDITIONS = 64  # the most conditions on one path
+_MAX_SPLITS = 3  # the most conditions on one path for which both answers lead to results
+_MAX_CONDITIONS = 64  # the most conditions on one path
 ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 Result = TypeVar("Result")
@@ -82,8 +82,8 @@ class BranchOracle:
 
     def _decided(self, condition: torch.Tensor) -> bool:
         number = len(self.conditions)
-        if number >= _MOST_CONDITIONS:
-            raise TranslationError(f"it branches on data more than {_MOST_CONDITIONS} times")
+        if number >= _MAX_CONDITIONS:
+            raise TranslationError(f"it branches on data more than {_MAX_CONDITIONS} times")
         self.conditions.append(condition.detach().clone())  # the function may write to the tensor later
         return self.given[number] if number < len(self.given) else True
 
@@ -116,8 +116,8 @@ def all_paths(run: Callable[[BranchOracle], Result]) -> list[Result]:
         nonlocal found
         result = run(oracle)
         found += 1
-        if found > 2**_MOST_SPLITS:
-            raise TranslationError(f"it branches on data more than {_MOST_SPLITS} times")
+        if found > 2**_MAX_SPLITS:
+            raise TranslationError(f"it branches on data more than {_MAX_SPLITS} times")
         return [result]
 
     def join(yes: Any, no: Any, _: int) -> Any:
@@ -143,8 +143,8 @@ def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.G
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(path.meta.get("splits", 0) for path in (yes, no))
         joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
-        if joined.meta["splits"] > _MOST_SPLITS:
-            raise TranslationError(f"it branches on data more than {_MOST_SPLITS} times")
+        if joined.meta["splits"] > _MAX_SPLITS:
+            raise TranslationError(f"it branches on data more than {_MAX_SPLITS} times")
         return joined
 
     return _explored(trace, join, ())

@@ -41,7 +41,7 @@ from .refused_shapes import check_masks
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
-_MOST = 1 << 26  # bytes: the contents of written storages up to this size are tracked
+_MAX_TRACKED_BYTES = 1 << 26  # bytes: the contents of written storages up to this size are tracked
 # The results of these operators do not depend on the values of their first argument.
 _LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
@@ -184,7 +184,7 @@ class ConstantEvalMode(TorchDispatchMode):
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
             self._numbers = WeakTensorKeyDictionary()  # the storage of a closed-over tensor does not identify its views
         storages = {storage_id(tensor) for tensor in written}
-        small = not _has_symbols(written) and all(_bytes(tensor) <= _MOST for tensor in written)
+        small = not _has_symbols(written) and all(_bytes(tensor) <= _MAX_TRACKED_BYTES for tensor in written)
         for number, made in enumerate(self._made):  # evaluate recipes that read the memory, before it changes
             if isinstance(made, _Recipe) and made.storages & storages:
                 self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None

@@ -64,7 +64,7 @@ _LIFTS = frozenset(
     {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
-_MOST_READS, _MOST_SECONDS = 5_000, 20.0  # limits of one run on example arguments: reads of values, and seconds
+_MAX_READS, _MAX_SECONDS = 5_000, 20.0  # limits of one run on example arguments: reads of values, and seconds
 # Functions that read a tensor's values, in addition to the operator `_local_scalar_dense`.
 _READING = AS_NUMPY | {torch.Tensor.tolist, torch.Tensor.__dlpack__}
 
@@ -309,7 +309,7 @@ class EffectRecorder:
         """
         self._reads += 1
         seconds = time.monotonic() - self._started
-        if self._reads > _MOST_READS or (self._reads > _MOST_READS // 100 and seconds > _MOST_SECONDS):
+        if self._reads > _MAX_READS or (self._reads > _MAX_READS // 100 and seconds > _MAX_SECONDS):
             raise EndlessLoopError(
                 f"on example arguments it reads the values of tensors {self._reads} times in {seconds:.0f} s, and may "
                 "not end for these"

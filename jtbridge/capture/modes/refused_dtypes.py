@@ -20,7 +20,7 @@ from jtbridge._compat import OpOverload, outside_modes, schema_of
 from jtbridge.core.signals import raise_if_from_signal
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_MOST = 1 << 16  # the most elements, in all arguments and results, of an operator that is run as a check
+_MAX_ELEMENTS = 1 << 16  # the most elements, in all arguments and results, of an operator that is run as a check
 _LONGEST = 4  # replaces larger sizes in a run on small tensors
 # Operators whose integer arguments are sizes, or are checked against sizes, and so shrink with the tensors. The kernels
 # of other operators may read past the end of a smaller tensor.
@@ -156,7 +156,7 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, nu
     shapes, result_shapes = (
         tuple(tuple(_size(size, shrinks) for size in x.shape) for x in group) for group in (tensors, results)
     )
-    if sum(map(math.prod, (*shapes, *result_shapes))) > _MOST:  # too many dimensions
+    if sum(map(math.prod, (*shapes, *result_shapes))) > _MAX_ELEMENTS:  # too many dimensions
         return None
     statics = tuple(leaf for leaf in sized if not isinstance(leaf, torch.Tensor))
     return _Call(func, tree, tuple(isinstance(leaf, torch.Tensor) for leaf in leaves), shapes, statics)
@@ -265,7 +265,7 @@ def is_small(leaves: Sequence[Any]) -> bool:
     """Return whether the tensors among some leaves have few elements, and no size that is a symbol."""
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
     known = all(isinstance(size, int) for shape in shapes for size in shape)
-    return known and sum(map(math.prod, shapes)) <= _MOST
+    return known and sum(map(math.prod, shapes)) <= _MAX_ELEMENTS
 
 
 def _size(leaf: Any, shrinks: bool) -> Any:

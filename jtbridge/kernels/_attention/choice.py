@@ -21,7 +21,7 @@ Implementation = Literal["triton", "cudnn"]
 IMPLEMENTATIONS = ("triton", "cudnn")
 
 # cuDNN's limits: the largest head size on all supported chips, the lowest compute capability, the oldest version.
-_LARGEST_HEAD = 128
+_MAX_HEAD_SIZE = 128
 _OLDEST_CHIP = 80
 _OLDEST_CUDNN = 90000
 # cuDNN is preferred on Hopper, whose tensor cores work asynchronously to the threads: cuDNN uses this better than
@@ -44,8 +44,8 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettin
     causal = settings.right == 0
     if query.dtype.name not in ("bfloat16", "float16"):
         return f"cuDNN takes bfloat16 and float16, not {query.dtype}"
-    if d % 8 or d > _LARGEST_HEAD:
-        return f"cuDNN takes heads of a multiple of 8 up to {_LARGEST_HEAD}, not {d}"
+    if d % 8 or d > _MAX_HEAD_SIZE:
+        return f"cuDNN takes heads of a multiple of 8 up to {_MAX_HEAD_SIZE}, not {d}"
     if settings.mask != "none":
         return "a query for which the mask leaves no key would not get 0 with cuDNN"
     if settings.dropout_rate:

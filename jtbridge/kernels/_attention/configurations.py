@@ -68,7 +68,7 @@ BACKWARD_KEY_VALUE: Table = {
     (128, 4): _entries((32, 32, 8, 1)),
     (256, 4): _entries((16, 16, 8, 1)),
 }
-LARGEST_HEAD = 256
+MAX_HEAD_SIZE = 256
 # The shared memory that the first configuration of an entry may need. The last one needs no more than the 99 KB of
 # compute capability 8.6 and 8.9.
 _ENOUGH = 163 * 1024

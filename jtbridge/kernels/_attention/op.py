@@ -35,8 +35,8 @@ def unsupported_reason(query: jax.Array, key: jax.Array, value: jax.Array) -> st
             return f"`{name}` is {named[name].dtype}, `query` is {query.dtype}"
     if key.shape != value.shape:
         return f"`value` has shape {value.shape}, `key` has {key.shape}"
-    if query.shape[-1] > configurations.LARGEST_HEAD:
-        return f"`query` has heads of {query.shape[-1]}, the kernels take up to {configurations.LARGEST_HEAD}"
+    if query.shape[-1] > configurations.MAX_HEAD_SIZE:
+        return f"`query` has heads of {query.shape[-1]}, the kernels take up to {configurations.MAX_HEAD_SIZE}"
     return None
 
 

@@ -9,7 +9,7 @@ from jtbridge.kernels._shapes import next_power_of_2, warps
 # Forward: the lanes of a program, eight for each thread, and the pieces of a row that a program takes at a time.
 _LANES, _PIECES = 2048, 4
 # Backward: the elements that a program takes at a time, and the fewest elements per thread that tuning tries.
-_BLOCK, _LEAST = 4096, 8
+_BLOCK, _MIN_PER_THREAD = 4096, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,4 +81,7 @@ def candidates_backward(n: int) -> list[BackwardConfiguration]:
         BackwardConfiguration(block // 2, warps // 2),
         BackwardConfiguration(2 * block, 2 * warps),
     )
-    return [default, *(c for c in others if c.warps and _LEAST * 32 * c.warps <= c.block <= next_power_of_2(n))]
+    return [
+        default,
+        *(c for c in others if c.warps and _MIN_PER_THREAD * 32 * c.warps <= c.block <= next_power_of_2(n)),
+    ]

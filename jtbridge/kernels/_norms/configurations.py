@@ -25,7 +25,7 @@ _ROOM = 132 * 8192
 # Bytes of shared memory for the rows that a program of 8192 elements, alone on its multiprocessor, loads ahead.
 _SHARED = 96 * 1024
 # The fewest and the most elements of a thread in a candidate of tuning, and the most warps of a program.
-_LEAST, _MOST, _WARPS = 8, 32, 32
+_MIN_PER_THREAD, _MAX_PER_THREAD, _MAX_WARPS = 8, 32, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +118,9 @@ def _fitting_configurations(
         elements = c.tile * c.block
         return (
             0 < c.tile <= next_power_of_2(rows)
-            and 0 < c.warps <= _WARPS
+            and 0 < c.warps <= _MAX_WARPS
             and elements <= most
-            and _LEAST <= elements // (32 * c.warps) <= _MOST
+            and _MIN_PER_THREAD <= elements // (32 * c.warps) <= _MAX_PER_THREAD
         )
 
     return list(dict.fromkeys([default, *filter(fits, (NormConfiguration(*each) for each in others))]))

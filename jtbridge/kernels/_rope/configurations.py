@@ -11,7 +11,7 @@ from jtbridge.kernels._shapes import next_power_of_2
 _BLOCK, _HEADS = 1024, 4
 # The most warps of the default configuration, the most warps of a candidate of tuning, and the fewest elements of one
 # half of a head that a thread of a candidate takes.
-_WARPS, _MOST_WARPS, _LEAST = 4, 8, 4
+_WARPS, _MAX_WARPS, _MIN_PER_THREAD = 4, 8, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Ro
         return (
             0 < c.head_block <= next_power_of_2(heads)
             and 0 < c.token_block <= next_power_of_2(tokens)
-            and 0 < c.warps <= _MOST_WARPS
-            and elements >= _LEAST * 32 * c.warps
+            and 0 < c.warps <= _MAX_WARPS
+            and elements >= _MIN_PER_THREAD * 32 * c.warps
         )
 
     return list(dict.fromkeys([first, *filter(fits, (RopeConfiguration(*each) for each in others))]))

@@ -20,7 +20,7 @@ from .configurations import RopeConfiguration, candidates
 from .reference import Rotation
 
 # Tokens times d must be less than this number, so that offsets into an array of angles fit into 32 bits.
-_LARGEST = 2**31
+_ELEMENT_LIMIT = 2**31
 
 
 def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
@@ -36,7 +36,11 @@ def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | 
     for name, x in rotated:
         if 0 in x.shape:
             return f"`{name}` has no elements"
-    return None if math.prod(cos.shape[-2:]) < _LARGEST else f"`cos` has {_LARGEST} or more elements for each batch row"
+    return (
+        None
+        if math.prod(cos.shape[-2:]) < _ELEMENT_LIMIT
+        else f"`cos` has {_ELEMENT_LIMIT} or more elements for each batch row"
+    )
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False) -> jax.Array:

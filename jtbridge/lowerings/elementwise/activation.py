@@ -270,7 +270,7 @@ def _glu_jvp(out: jax.Array, x: jax.Array, dx: jax.Array, dim: int, *, node: fx.
 
 # Randomized leaky ReLU
 
-_LEAST_SPREAD = 1e-6
+_MIN_SPREAD = 1e-6
 
 
 @register_lowering("rrelu_with_noise_backward", node=True)
@@ -286,6 +286,6 @@ def _rrelu_backward(
     node: fx.Node,
 ) -> jax.Array:
     upstream, slope = operands(node, grad, noise)
-    if training and upper - lower > _LEAST_SPREAD:
+    if training and upper - lower > _MIN_SPREAD:
         return (upstream * slope).astype(out_dtype(node))
     return _leaky_relu_backward(grad, x, (lower + upper) / 2, self_is_result, node=node)

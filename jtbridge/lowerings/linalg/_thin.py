@@ -14,7 +14,7 @@ from jtbridge.core.cpu_identity import cpu_identity
 # the time of ``x @ weight.T`` for 2 to 32 rows, 0.7 to 1.0 for 64 rows, and more than 1 for 256 rows. One row is a
 # matrix-vector product, and small matrices take the same time both ways.
 _ROWS = range(2, 65)
-_LEAST_SIZE = 1 << 16
+_MIN_SIZE = 1 << 16
 
 
 def is_thin(x: jax.Array, weight: jax.Array) -> bool:
@@ -22,7 +22,7 @@ def is_thin(x: jax.Array, weight: jax.Array) -> bool:
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):  # symbolic sizes
         return False
     is_wide_float = x.dtype == weight.dtype and x.dtype in (jnp.float32, jnp.float64)
-    return is_wide_float and weight.ndim == 2 and math.prod(x.shape[:-1]) in _ROWS and weight.size >= _LEAST_SIZE
+    return is_wide_float and weight.ndim == 2 and math.prod(x.shape[:-1]) in _ROWS and weight.size >= _MIN_SIZE
 
 
 def times_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -112,7 +112,7 @@ def _pinv(
 # The degree of the Taylor polynomial, and the 1-norm up to which it is accurate to rounding, as in torch (Bader, Blanes
 # and Casas, 2019).
 _DEGREE = 18
-_LARGEST = {np.dtype(np.float32): 3.010066362817634, np.dtype(np.float64): 1.090863719290036}
+_MAX_BY_DTYPE = {np.dtype(np.float32): 3.010066362817634, np.dtype(np.float64): 1.090863719290036}
 
 
 @register_lowering("linalg_matrix_exp")
@@ -124,7 +124,7 @@ def _matrix_exp(x: jax.Array) -> jax.Array:
     if x.size == 0:
         return x
     a = x.astype(opmath(x.dtype))
-    largest = _LARGEST[real_dtype(a.dtype)]
+    largest = _MAX_BY_DTYPE[real_dtype(a.dtype)]
     norm = jnp.max(jnp.sum(jnp.abs(a), -2), -1)
     halvings = jnp.where(norm > largest, jnp.ceil(jnp.log2(norm / largest)), 0)
     halvings = jnp.where(jnp.isfinite(halvings), halvings, 0)

@@ -78,12 +78,12 @@ def _by_xla(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
 # On a CPU, XLA's depthwise convolution takes up to a hundred times as long as torch's; a sum of shifted products, one
 # for each element of the kernel, takes up to twice as long. XLA's pointwise convolution takes four times as long as
 # torch's; a matrix product takes 1.2 times as long.
-_MOST_TAPS = 64
-_MOST_GROUPS = 64
+_MAX_TAPS = 64
+_MAX_GROUPS = 64
 
 
 def _is_depthwise(weight: jax.Array, window: _Window) -> bool:
-    return window.groups > 1 and weight.shape[1] == 1 and 1 < math.prod(weight.shape[2:]) <= _MOST_TAPS
+    return window.groups > 1 and weight.shape[1] == 1 and 1 < math.prod(weight.shape[2:]) <= _MAX_TAPS
 
 
 def _depthwise(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
@@ -286,7 +286,7 @@ def _by_weight(
         return lax.platform_dependent(
             grad, x, cpu=lambda g, x: _depthwise_by_weight(g, x, weight.shape, window), default=by_xla
         )
-    if groups == 1 or groups > _MOST_GROUPS:
+    if groups == 1 or groups > _MAX_GROUPS:
         (gradient,) = jax.linear_transpose(lambda w: _convolved(x, w, window), weight)(grad)
         return gradient
     one = dataclasses.replace(window, groups=1)

@@ -15,7 +15,7 @@ from jtbridge.errors import ArgumentError
 from ._decoder import takes
 from ._settings import GenerationSettings
 
-_SMALLEST_BUCKET = 16
+_MIN_BUCKET = 16
 
 
 def integers(ids: Any) -> jax.Array:
@@ -114,7 +114,7 @@ def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None) -> tuple[ja
     if mask is None or model.main_input_name != "input_ids":
         return inputs, mask
     length = inputs.shape[1]
-    more = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()) - length
+    more = max(_MIN_BUCKET, 1 << (length - 1).bit_length()) - length
     if model.config.is_encoder_decoder:
         most = getattr(model.config, "max_position_embeddings", None)
         if most is not None and length + more > most:

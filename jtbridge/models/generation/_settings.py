@@ -44,7 +44,7 @@ _UNSUPPORTED_FOR_SAMPLING = {
     "top_h": (None,),
 }
 # The settings that are arguments of a compiled program, with the values that turn them off.
-_LEAST = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 for XLA
+_MIN_POSITIVE = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 for XLA
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
 _WHOLE = {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "top_k": 0, "no_repeat_ngram_size": 0}  # minima
 # Settings that are read from the model only, and are not arguments of `generate`.
@@ -194,7 +194,7 @@ def _refuse_invalid_values(given: dict[str, Any]) -> None:
         number = _known_number(name, given.get(name))
         if number is None:
             continue
-        if name in ("temperature", "repetition_penalty") and not number >= _LEAST:
+        if name in ("temperature", "repetition_penalty") and not number >= _MIN_POSITIVE:
             raise ArgumentError(f"`{name}` must be above 0, in float32, but it is {given[name]!r}.")
         if name in ("top_p", "min_p") and not 0 <= number <= 1:
             raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
