@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from jtbridge.core.closures import closure_contents
 from jtbridge.core.partials import PartialCall
 from jtbridge.state import PoisonTensor
 
@@ -37,10 +37,7 @@ def closed_over_values(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]
     found += [scope.get(name) for name in (code.co_names if code is not None else ())]
-    for cell in getattr(fn, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
-            found.append(cell.cell_contents)
-    return [*filter(_is_closed_over, found)]
+    return [*filter(_is_closed_over, [*found, *closure_contents(fn)])]
 
 
 def _is_closed_over(value: Any) -> bool:

@@ -31,6 +31,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core.array_types import SYMBOLIC_NUMBERS
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.core.writes import written_tensors
@@ -133,7 +134,7 @@ class ConstantEvalMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensor_leaves((args, kwargs))
         for tensor in tensors:
             if isinstance(tensor, FakeTensor):
                 self.mode = self.mode or tensor.fake_mode
@@ -259,9 +260,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return tensor
 
     def _knows_all(self, tree: Any) -> bool:
-        return not _has_symbols(tree) and all(
-            self._knows(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)
-        )
+        return not _has_symbols(tree) and all(map(self._knows, tensor_leaves(tree)))
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided:

@@ -32,6 +32,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import is_dense
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.writes import AS_NUMPY, written_tensors
 from jtbridge.state import WrittenValues, same_tensors, save_values
 from jtbridge.transforms import FUSED
@@ -324,10 +325,8 @@ class EffectRecorder:
             return
         if kwargs.get("dtype") in self._default_dtypes:  # it may come from `torch.get_default_dtype()`
             self.uses_default_dtype = True
-        elif any(
-            isinstance(leaf, torch.Tensor) and leaf.dtype in self._default_dtypes for leaf in jax.tree.leaves(out)
-        ):
-            taken = [leaf.dtype for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        elif any(tensor.dtype in self._default_dtypes for tensor in tensor_leaves(out)):
+            taken = [tensor.dtype for tensor in tensor_leaves((args, kwargs))]
             has_float = any(dtype.is_floating_point or dtype.is_complex for dtype in taken)
             self.uses_default_dtype = fn in _LIFTS or not has_float
 

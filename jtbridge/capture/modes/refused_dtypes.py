@@ -17,6 +17,7 @@ import jax
 import torch
 
 from jtbridge._compat import OpOverload, outside_modes, schema_of
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.signals import raise_if_from_signal
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -146,7 +147,7 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, nu
     The leaves at the positions `numbers` are not sizes.
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
+    results = tensor_leaves(out)
     shrinks = not is_small([*tensors, *results])
     sized = [leaf if i in numbers else _size(leaf, shrinks) for i, leaf in enumerate(leaves)]
     if shrinks and func not in _SIZES and any(map(operator.is_not, sized, leaves)):

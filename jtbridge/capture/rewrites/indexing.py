@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge._compat import DataDependentOutputException, FakeTensor, TorchDispatchMode, innermost, storage_id
+from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.writes import written_tensors
 
 from .packed import noted_values
@@ -122,7 +122,7 @@ class CopiedViews(TorchDispatchMode):
         kwargs = kwargs or {}
         # A view reads no values. An operator of `prim` asks for a tensor's device; raising there ends the process.
         if self._copies and not func.is_view and func.namespace != "prim":
-            tensors = [t for t in jax.tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            tensors = tensor_leaves((args, kwargs))
             used = {storage_id(t) for t in tensors if t.layout is torch.strided}
             written = {storage_id(t) for t in written_tensors(func, args, kwargs) if t.layout is torch.strided}
             for storage, copy in self._copies.items():

@@ -83,10 +83,8 @@ def _masked_softmax_backward(
 
 
 def _broadcast_mask(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
-    if mask_type == 0 and mask.ndim == 2:  # an attention mask: (query, key)
-        return jnp.broadcast_to(mask, x.shape)
     if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:  # a padding mask: (batch, key)
-        return jnp.broadcast_to(mask[:, None, None, :], x.shape)
+        mask = mask[:, None, None, :]
     return jnp.broadcast_to(mask, x.shape)
 
 
