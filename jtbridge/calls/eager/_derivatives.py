@@ -380,14 +380,13 @@ def _pullback_jvp(
     keep: Any,
     batch: Any,
 ) -> Any:
-    args, differentiated = _without_item(primals, count), _without_item(tangents, count)
+    differentiated = _without_item(tangents, count)
     wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in differentiated])
-    keep = tuple(sorted({*keep, *wrt}))
-    *results, token = eager_pullback_p.bind(
-        *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
+    results, token, spread = _pullback_with_graph(
+        primals, wrt, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
     )
-    spread = _spread_of_pullback(spread, keep, count, args)
-    return [*results, token], eager_tangents(fn, results, args, differentiated, token, spread) + zero_tangents([token])
+    derivatives = eager_tangents(fn, results, _without_item(primals, count), differentiated, token, spread)
+    return [*results, token], derivatives + zero_tangents([token])
 
 
 def _pullback_linearize(
@@ -402,14 +401,11 @@ def _pullback_linearize(
     batch: Any,
 ) -> Any:
     del is_vjp
-    args = _without_item(primals, count)
     wrt = nonzero_inputs(fn.in_types, _without_item(nonzeros, count))
-    keep = tuple(sorted({*keep, *wrt}))
-    *results, token = eager_pullback_p.bind(
-        *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
+    results, token, spread = _pullback_with_graph(
+        primals, wrt, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
     )
-    spread = _spread_of_pullback(spread, keep, count, args)
-    _, nonzero_outs, residuals, apply = linearized(fn, wrt, results, token, args, spread)
+    _, nonzero_outs, residuals, apply = linearized(fn, wrt, results, token, _without_item(primals, count), spread)
     zero = zero_tangents([token])
 
     def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
@@ -418,9 +414,18 @@ def _pullback_linearize(
     return [*results, token], [*nonzero_outs, False], residuals, with_token
 
 
-def _spread_of_pullback(spread: Sequence[int], keep: Sequence[int], count: int, args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the positions of the arguments ``(x..., ct...)`` of a pullback that have every level in its graph."""
-    return tuple(sorted({*spread, *keep, *range(count, len(args))}))
+def _pullback_with_graph(
+    primals: Sequence[Any], wrt: Sequence[int], *, count: int, spread: Sequence[int], keep: Sequence[int], **params: Any
+) -> tuple[list[Any], Any, tuple[int, ...]]:
+    """Run a pullback so that it can be differentiated with respect to `wrt`.
+
+    Returns:
+        The results, the token of their graph, and the positions of the arguments ``(x..., ct...)`` that have every
+        level in this graph.
+    """
+    keep = tuple(sorted({*keep, *wrt}))
+    *results, token = eager_pullback_p.bind(*primals, count=count, spread=spread, keep=keep, **params)
+    return results, token, tuple(sorted({*spread, *keep, *range(count, len(primals) - 1)}))
 
 
 def _without_item(items: Sequence[Any], position: int) -> list[Any]:

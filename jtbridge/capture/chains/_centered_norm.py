@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ._matcher import FLOATS, Match, Matcher, NoMatch
+from ._matcher import Match, Matcher, NoMatch
 from ._operators import cast, summed, wide, with_backward
 from ._rms_norm import averaged, by_normalized, match_reciprocal_rms
 
@@ -79,8 +79,7 @@ def centered_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match
 
 
 def _centered_norm_match(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Match:
-    matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
-    matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+    matcher.demand_norm(x, weight)
     return lambda: centered_norm(x, weight, eps)[0]
 
 

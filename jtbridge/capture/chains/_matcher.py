@@ -108,6 +108,11 @@ class Matcher:
         if not condition:
             raise NoMatch
 
+    def demand_norm(self, x: torch.Tensor, weight: Any) -> None:
+        """Raise NoMatch unless a norm's kernel takes `x` and `weight`, which has the size of the last axis."""
+        self.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
+        self.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+
     def _call(self, value: Any, name: str) -> RecordedCall | None:
         call = self._calls.get(value) if isinstance(value, torch.Tensor) else None
         return call if call is not None and call.name == name and call.is_valid(value) else None

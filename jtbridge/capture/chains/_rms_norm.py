@@ -130,8 +130,7 @@ def _rms_norm_match(
     rounded: bool = False,
     factor_is_x: bool = False,
 ) -> Match:
-    matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
-    matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+    matcher.demand_norm(x, weight)
     return lambda: rms_norm(x, weight, eps, offset, rounded, factor_is_x)[0]
 
 

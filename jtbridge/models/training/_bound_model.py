@@ -72,7 +72,8 @@ class BoundModel:
             with _autocast(self._dtype):
                 out, changed = call(self.params, self.state, *args, **options)
             out = jax.tree.map(lambda leaf: _back_in_float32(leaf, self._dtype), out)
-            changed = {name: _in_old_dtype(value, self.state.get(name)) for name, value in changed.items()}
+            dtypes = {name: old.dtype for name, old in self.state.items()}
+            changed = {name: value.astype(dtypes.get(name, value.dtype)) for name, value in changed.items()}
         if is_nested and changed:
             raise ModelError(
                 f"`{self.net.__name__}` changes its state ({', '.join(sorted(changed)[:6])}) in a call inside `scan`, "
@@ -93,7 +94,3 @@ def _autocast(dtype: Any):
 
 def _back_in_float32(leaf: Any, dtype: Any) -> Any:
     return leaf.astype(jnp.float32) if getattr(leaf, "dtype", None) == dtype else leaf
-
-
-def _in_old_dtype(value: jax.Array, old: Any) -> jax.Array:
-    return value if old is None else value.astype(old.dtype)
