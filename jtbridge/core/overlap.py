@@ -28,7 +28,7 @@ _WRITE_TO_A_COPY = frozenset(
 _BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.masked_fill_.Tensor})
 
 
-def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
+def overlapping_write_reason(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
     """Return how an operator writes to elements that share memory with others; None if it does not.
 
     Torch does not define the result of such a write, and torch's derivatives do not follow it.

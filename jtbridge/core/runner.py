@@ -33,7 +33,7 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
     )
 
 
-def lost_tensor_error() -> TranslationError:
+def unrecorded_tensor_error() -> TranslationError:
     """Return the error for a graph with a tensor that no operator in it computes."""
     return TranslationError(
         "its trace lost sight of a tensor, such as the result of `as_subclass`, a tensor that another thread of the "

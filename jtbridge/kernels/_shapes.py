@@ -14,7 +14,7 @@ import numpy as np
 FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
 
-def unsupported_dtype(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> str | None:
+def unsupported_dtype_reason(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> str | None:
     """Return the reason that the kernel does not take an argument of this dtype; None if it does."""
     if dtype in known:
         return None

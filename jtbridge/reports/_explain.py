@@ -20,7 +20,7 @@ from torch import fx
 from jtbridge._backends import choose_backend, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls._wrap import Wrapped, as_wrapped
 from jtbridge.calls.eager import unshareable_reason
-from jtbridge.capture import Split, Trial, aten_graph, draws, split
+from jtbridge.capture import Split, Trial, aten_graph, draws, split_or_reason
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -278,7 +278,7 @@ def _gradient_function(traced: TracedFunction) -> TorchFunction | None:
     if not wrt or not outs:
         return None
     if traced.traits.has_dynamic_sizes and untranslatable_reason(traced) is None:
-        found = split(traced, wrt, outs, translated=True)
+        found = split_or_reason(traced, wrt, outs, translated=True)
         if isinstance(found, Split):
             return found.backward
     return Vjp(traced, wrt, outs)

@@ -250,6 +250,6 @@ COMPOSITE = {
 # Functions for which torch has a gradient, but no forward mode and no second derivative. The forward derivative of such
 # a function is computed from its replacement.
 _ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-WITH_A_GRADIENT_ALONE = {f: COMPOSITE[f] for f in _ATTENTION}
+WITHOUT_FORWARD_MODE = {f: COMPOSITE[f] for f in _ATTENTION}
 # Functions whose gradient cannot be differentiated even once, which a forward derivative by two reverse modes does.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

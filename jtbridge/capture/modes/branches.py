@@ -142,7 +142,7 @@ def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.G
             return _with_answer_guard(yes, number, True)
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(path.meta.get("splits", 0) for path in (yes, no))
-        joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
+        joined.meta["stores_tensors"] = yes.meta["stores_tensors"] or no.meta["stores_tensors"]
         if joined.meta["splits"] > _MAX_SPLITS:
             raise TranslationError(f"it branches on data more than {_MAX_SPLITS} times")
         return joined

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -26,8 +26,8 @@ LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
 def unsupported_reason(logits: jax.Array, labels: jax.Array) -> str | None:
     """Return the reason that the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
     return (
-        unsupported_dtype("logits", logits.dtype, FLOATS)
-        or unsupported_dtype("labels", labels.dtype, LABELS)
+        unsupported_dtype_reason("logits", logits.dtype, FLOATS)
+        or unsupported_dtype_reason("labels", labels.dtype, LABELS)
         or ("`logits` has no elements" if 0 in logits.shape else None)
     )
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
-from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype_reason
 
 from . import reference
 from .chunks import Options
@@ -24,8 +24,8 @@ def unsupported_reason(
         if x is not None and x.dtype != hidden.dtype:
             return f"`{name}` is {x.dtype}, but `hidden` {hidden.dtype}"
     return (
-        unsupported_dtype("hidden", hidden.dtype, FLOATS)
-        or unsupported_dtype("labels", labels.dtype, LABELS)
+        unsupported_dtype_reason("hidden", hidden.dtype, FLOATS)
+        or unsupported_dtype_reason("labels", labels.dtype, LABELS)
         or ("`hidden` has no elements" if 0 in hidden.shape else None)
         or ("`weight` has no elements" if 0 in weight.shape else None)
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, grouped
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -24,7 +24,7 @@ def unsupported_reason(
 ) -> str | None:
     """Return the reason that the kernel cannot run on ``x[..., n]``; None if it can."""
     for name, array in {"x": x, "weight": weight, "bias": bias, "residual": residual}.items():
-        if array is not None and (reason := unsupported_dtype(name, array.dtype, FLOATS)):
+        if array is not None and (reason := unsupported_dtype_reason(name, array.dtype, FLOATS)):
             return reason
     return "`x` has no elements" if 0 in x.shape else None
 
