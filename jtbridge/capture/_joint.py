@@ -77,7 +77,7 @@ def _try_split_or_reason(
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = fn.base.guarded(lambda: _trace_joint(fn, wrt, outs, translated), of_trace=translated)
+            joint = fn.base.guarded(lambda: _joint_graph(fn, wrt, outs, translated), of_trace=translated)
             return partition(fn, joint, wrt, outs)
     except CannotSplit as reason:
         return str(reason)
@@ -88,7 +88,7 @@ def _try_split_or_reason(
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 
-def _trace_joint(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
+def _joint_graph(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
     """Trace the joint graph of a function: from arguments and cotangents to results and gradients."""
     pullback = Vjp(fn, wrt, outs)
     count = len(fn.in_types)

@@ -80,7 +80,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         again: whether torch may compute a second derivative: `fn` is a derivative, or this is forward mode.
     """
     traced = fn.base
-    wrt = _innermost(fn, wrt)
+    wrt = _positions_in_user_function(fn, wrt)
     if (
         traced.traits.untraceable_reason
         or wrt in traced.cache.checked_graphs
@@ -134,7 +134,7 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...], device: str) ->
     traced.cache.once_differentiable = traced.cache.once_differentiable or once_differentiable_in(results)
 
 
-def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
+def _positions_in_user_function(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
     """Return the inputs that are differentiated, as positions in the arguments of the user's function.
 
     Args:

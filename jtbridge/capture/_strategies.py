@@ -71,14 +71,14 @@ class StrategyError(Exception):
 def _traced_unchanged(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function as it is."""
     del cause
-    return _traced(request, contextlib.nullcontext)
+    return _inferred_from_trace(request, contextlib.nullcontext)
 
 
 def _traced_with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function; its kernels read the numbers that it takes from tensors and passes to them."""
     assert cause is not None
     try:
-        return _traced(request, late_scalars)
+        return _inferred_from_trace(request, late_scalars)
     except Exception as error:
         raise_if_from_signal(error)
         if isinstance(cause, JtbridgeError):  # a kernel needs a number, and cannot read it itself
@@ -89,7 +89,7 @@ def _traced_with_late_scalars(request: TraceRequest, cause: Exception | None) ->
 def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with overrides of the functions that torch itself cannot trace: `ctc_loss`, `x[i]` and others."""
     del cause
-    return _traced(request, OverrideMode)
+    return _inferred_from_trace(request, OverrideMode)
 
 
 def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
@@ -115,7 +115,9 @@ def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _RunRecord:
         return run_on_fakes(request, request.state, oracle)
 
 
-def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]) -> AbstractResult:
+def _inferred_from_trace(
+    request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]
+) -> AbstractResult:
     """Infer the result from a trace; mark the function as untraceable if a graph would not do the same.
 
     Args:

@@ -84,7 +84,7 @@ def warps(block: int) -> int:
     return min(16, max(1, block // 256))
 
 
-def accumulated(x: jax.Array) -> np.dtype:
+def accumulation_dtype(x: jax.Array) -> np.dtype:
     """Return the dtype in which sums over a floating-point array are accumulated: float32, or float64 for float64."""
     return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
 

@@ -201,7 +201,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
     platform = jax.default_backend()
-    module = _forward_graph(traced)
+    module = _graph_if_traceable(traced)
     nodes = [] if module is None else _nodes(module)
     counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
@@ -246,7 +246,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
-def _forward_graph(traced: TracedFunction) -> fx.GraphModule | None:
+def _graph_if_traceable(traced: TracedFunction) -> fx.GraphModule | None:
     """Return the forward graph, or None if torch cannot trace the function."""
     try:
         return aten_graph(traced)

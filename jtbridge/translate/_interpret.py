@@ -69,18 +69,18 @@ def _has_negative_zero(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.floating) and bool(np.any((value == 0) & np.signbit(value)))
 
 
-def _to_bytes(x: jax.Array) -> jax.Array:
+def _array_to_bytes(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
 
 
-def _from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> jax.Array:
+def _array_from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> jax.Array:
     wanted = numpy_dtype(dtype, "a residual")
     return jax.lax.bitcast_convert_type(data.reshape(*shape, wanted.itemsize), wanted)
 
 
 _IN_JAX: Mapping[Any, Callable[..., Any]] = {
-    to_bytes: _to_bytes,
-    from_bytes: _from_bytes,
+    to_bytes: _array_to_bytes,
+    from_bytes: _array_from_bytes,
     materialized_tensor: materialized,
 }
 

@@ -283,7 +283,7 @@ def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
     return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
 
 
-def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
+def bound_in_program(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
     """Bind the function as part of a traced program. It is captured once for each eager call.
 
     With a key, the program calls torch, because a translated function would draw other numbers than the eager call did.

@@ -128,7 +128,7 @@ class EffectRecorder:
         self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._input_tensors = list(inputs)
-        self._types = _types_of(inputs)  # the types of the inputs before the run
+        self._types = _shapes_and_dtypes(inputs)  # the types of the inputs before the run
         self._keep: list[Any] = list(inputs)  # kept alive, because the address of a freed storage may be reused
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
@@ -146,7 +146,7 @@ class EffectRecorder:
                 yield
                 self.has_new_seed = random_numbers.has_new_seed()
         finally:
-            before, after = self._types, _types_of(self._input_tensors)
+            before, after = self._types, _shapes_and_dtypes(self._input_tensors)
             self.reshaped = {i: new for i, (old, new) in enumerate(zip(before, after, strict=True)) if new != old}
             self._base = None
             self._keep.clear()
@@ -453,7 +453,7 @@ def _is_same_memory(tensor: torch.Tensor, value: Any) -> bool:
     return places[0] == places[1]
 
 
-def _types_of(tensors: Sequence[torch.Tensor]) -> list[_Type]:
+def _shapes_and_dtypes(tensors: Sequence[torch.Tensor]) -> list[_Type]:
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 

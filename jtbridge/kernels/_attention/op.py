@@ -144,7 +144,7 @@ def attention(
         arrays.append(mask)
     if dropout_rate:
         arrays.append(_seeds(dropout_key, query.shape[0]))
-    settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
+    settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     if settings.scale < 0:  # the kernels take the maximum of the products before they scale it
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
     refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
@@ -195,7 +195,7 @@ def chosen_attention(
         >>> chosen_attention(x, x, x, is_causal=True)
         Choice(implementation='triton', reason='cuDNN takes bfloat16 and float16, not float32')
     """
-    settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
+    settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     settings = dataclasses.replace(settings, scale=abs(settings.scale))
     refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
     unsupported = unsupported_reason(query, key, value)
@@ -207,7 +207,7 @@ def chosen_attention(
     return decided(query, key, settings, implementation)
 
 
-def _settings(
+def _attention_settings(
     query: jax.Array,
     mask: jax.Array | None,
     is_causal: bool,

@@ -118,10 +118,10 @@ def reduced_losses(losses: jax.Array, labels: jax.Array, ignore_index: int, redu
     """Return the losses of the rows, their sum, or their mean over the rows that are not ignored."""
     if reduction == "none":
         return losses
-    return losses.sum() if reduction == "sum" else mean(losses.sum(), labels, ignore_index)
+    return losses.sum() if reduction == "sum" else mean_loss(losses.sum(), labels, ignore_index)
 
 
-def mean(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
+def mean_loss(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
     """Divide the sum of the losses by the number of labels that are not ignored.
 
     If all are ignored, the result is NaN and its derivative is 0.

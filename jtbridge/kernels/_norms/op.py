@@ -181,7 +181,7 @@ def _flags(norm: Norm) -> dict[str, bool]:
     }
 
 
-def _dtypes(arrays: Sequence[jax.Array]) -> str:
+def _dtype_names(arrays: Sequence[jax.Array]) -> str:
     return " ".join(str(array.dtype) for array in arrays)
 
 
@@ -214,7 +214,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
         ],
         candidates=candidates,
-        problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        problem={"dtypes": _dtype_names(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
     return [y, *([h] if norm.residual else []), statistics]
@@ -249,7 +249,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
             jax.ShapeDtypeStruct((groups, parts, count, n) if count else (1,), jnp.float32),
         ],
         candidates=candidates,
-        problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
+        problem={"dtypes": _dtype_names(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
         launch_parameters=launch_parameters,
     )
     of_weights = partial.sum(1) if count else partial
@@ -278,7 +278,7 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
         *(x, weight, statistics, ct),
         out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
         candidates=candidates,
-        problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        problem={"dtypes": _dtype_names((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
     return sums
