@@ -125,7 +125,7 @@ def test_nan_as_a_static_value_does_not_make_a_plan_per_call():
     f = jtbridge.wrap(lambda x, v: x * v, backend="xla")
     for _ in range(3):
         assert np.isnan(f(jnp.ones(2), float("nan"))).all()
-    assert len(f._traced.outside_traces) == 1
+    assert len(f._traced_calls.outside_traces) == 1
 
 
 def test_keyword_arguments_and_defaults(backend: str):

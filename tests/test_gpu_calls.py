@@ -18,7 +18,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import jtbridge
 from jtbridge._backends import called_device
-from jtbridge._backends._dlpack_gpu import gpu_callback, order_after_current_streams, without_gpu
+from jtbridge._backends._dlpack_gpu import gpu_callback, gpu_unavailable_reason, order_after_current_streams
 from jtbridge.calls.eager._common import as_arrays
 from jtbridge.capture._graph_function import GraphFunction, on_device
 from jtbridge.core.gpu_errors import add_device_note
@@ -33,8 +33,8 @@ WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="is about ma
 def test_the_reason_why_it_cannot_run():
     reasons = {status.name: status.reason for status in jtbridge.backends("cuda")}
     assert reasons["dlpack"] in ("this build of torch is for cpu", "torch finds no GPU")
-    assert without_gpu("rocm") in ("this build of torch is for cpu", "this build of torch is for cuda")
-    assert without_gpu("tpu") == 'torch has no tensors over the buffers of platform "tpu"'
+    assert gpu_unavailable_reason("rocm") in ("this build of torch is for cpu", "this build of torch is for cuda")
+    assert gpu_unavailable_reason("tpu") == 'torch has no tensors over the buffers of platform "tpu"'
     f = jtbridge.wrap(torch.sin, backend="dlpack")
     with pytest.raises(
         BackendError, match=r'`dlpack` cannot run on platform "cuda": (this build of torch|torch finds)'
@@ -50,7 +50,7 @@ def test_a_callback_is_lowered_only_where_it_can_run():
 
 
 def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["jtbridge._backends.dlpack"], "without_gpu", lambda platform: None)
+    monkeypatch.setattr(sys.modules["jtbridge._backends.dlpack"], "gpu_unavailable_reason", lambda platform: None)
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
     traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

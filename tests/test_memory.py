@@ -100,12 +100,12 @@ def test_traced_functions_are_bounded(monkeypatch: pytest.MonkeyPatch):
     compiled(X)
     for n in range(10):
         assert f(X, n).tolist() == (X * n).tolist()
-        assert len(f._traced.outside_traces) <= 4
-    kept = [signature.statics[1] for signature, *_ in f._traced.outside_traces]
+        assert len(f._traced_calls.outside_traces) <= 4
+    kept = [signature.statics[1] for signature, *_ in f._traced_calls.outside_traces]
     assert kept == [6, 7, 8, 9]
     f(X, 6)
     f(X, 10)
-    assert [signature.statics[1] for signature, *_ in f._traced.outside_traces] == [8, 9, 6, 10]
+    assert [signature.statics[1] for signature, *_ in f._traced_calls.outside_traces] == [8, 9, 6, 10]
     assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its traced function
 
 
@@ -116,14 +116,14 @@ def test_plans_do_not_grow_with_equal_calls():
         for n in (2, 3):
             jax.grad(f)(jnp.ones(3), n)
             jax.jit(jax.vmap(jax.grad(f), in_axes=(0, None)), static_argnums=1)(jnp.ones((2, 3)), n)
-        traced = f._traced.outside_traces.values()
+        traced = f._traced_calls.outside_traces.values()
         sizes.append(
             [
                 (len(p.cache.splits), len(p.cache.sequential), len(p.cache.double_reverse), len(p.cache.compiled))
                 for p in traced
             ]
         )
-    assert len(f._traced.outside_traces) == 2
+    assert len(f._traced_calls.outside_traces) == 2
     assert sizes[0] == sizes[1] == sizes[2]
 
 

@@ -66,4 +66,4 @@ def has_assumed_empty_results(fn: TorchFunction) -> bool:
     XLA drops a call if only results without elements are used. The call of such a function must happen, so that its
     results are checked.
     """
-    return fn.base.traits.untraceable is not None and any(0 in type_.shape for type_ in fn.out_types)
+    return fn.base.traits.untraceable_reason is not None and any(0 in type_.shape for type_ in fn.out_types)

@@ -20,7 +20,7 @@ from jtbridge.errors import DeviceError
 _THREAD = threading.local()
 
 
-def without_gpu(platform: str) -> str | None:
+def gpu_unavailable_reason(platform: str) -> str | None:
     """Return why torch cannot be called on a platform's buffers; None if it can."""
     if platform not in ("cuda", "rocm"):
         return f'torch has no tensors over the buffers of platform "{platform}"'

@@ -63,7 +63,7 @@ def lower_divided(
     axes = row_axes(fn)
     if axes is None or not spans_devices(ctx) or all(axis is None for axis in axes.inputs):
         return None
-    index = add_host_callback(ctx, _by_rows(fn, axes, callback_of))
+    index = add_host_callback(ctx, _callback_by_rows(fn, axes, callback_of))
 
     def call(rows: int, *arrays: jax.Array) -> list[jax.Array]:
         types = tuple(with_rows(fn, rows).out_types)
@@ -71,12 +71,12 @@ def lower_divided(
 
     whole = custom_partitioning(functools.partial(call, _row_count(axes, fn.in_types)))
     rule, whole_factors = _sharding_rule(fn, axes)
-    partition = functools.partial(_partition, axes, call)
+    partition = functools.partial(_program_of_device, axes, call)
     whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=whole_factors)
     return mlir.lower_fun(whole, multiple_results=True)(ctx, *operands)
 
 
-def _by_rows(fn: TorchFunction, axes: RowAxes, callback_of: Callable[[TorchFunction], Callback]) -> Callback:
+def _callback_by_rows(fn: TorchFunction, axes: RowAxes, callback_of: Callable[[TorchFunction], Callback]) -> Callback:
     """Return the callback for any number of rows."""
     position, axis = next((i, axis) for i, axis in enumerate(axes.inputs) if axis is not None)
     known: dict[int, Callback] = {}
@@ -90,7 +90,7 @@ def _by_rows(fn: TorchFunction, axes: RowAxes, callback_of: Callable[[TorchFunct
     return callback
 
 
-def _partition(axes: RowAxes, call: Callable[..., Any], mesh: Mesh, arguments: Any, results: Any) -> Any:
+def _program_of_device(axes: RowAxes, call: Callable[..., Any], mesh: Mesh, arguments: Any, results: Any) -> Any:
     """Return the program of one device, and the shardings of its results and arguments."""
     del results
     batched = [(x, axis) for x, axis in zip(arguments, axes.inputs, strict=True) if axis is not None]

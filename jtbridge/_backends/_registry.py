@@ -125,7 +125,7 @@ def _unsupported_reason(backend: Backend, fn: TorchFunction, pure: bool) -> str 
     if reason is None and pure and backend.kind == "translate":
         reason = untranslatable_reason(fn, pure=True)
     if backend.kind == "translate" and _draws_again(fn):
-        return _reason_with_draws(backend, fn, reason)
+        return _untranslatable_draws_reason(backend, fn, reason)
     return reason
 
 
@@ -135,7 +135,7 @@ def _draws_again(fn: TorchFunction) -> bool:
     return fn.base.seeded and isinstance(fn, Vjp | Jvp)
 
 
-def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) -> str | None:
+def _untranslatable_draws_reason(backend: Backend, fn: TorchFunction, reason: str | None) -> str | None:
     """Return why a derivative that draws random numbers cannot be translated; None if it can.
 
     The derivative must draw the same numbers as the function, so both are translated or both are called.

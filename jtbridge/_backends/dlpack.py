@@ -23,7 +23,7 @@ from jtbridge.transforms import Vmap
 from jtbridge.translate import choose_runner, island_of, torch_island_p
 
 from ._base import Backend, has_assumed_empty_results
-from ._dlpack_gpu import gpu_callback, without_gpu
+from ._dlpack_gpu import gpu_callback, gpu_unavailable_reason
 from ._partitioned_calls import lower_divided
 
 _LARGE_BYTES = 1 << 18  # the size in bytes from which the copy of a result takes a large part of a call
@@ -39,7 +39,7 @@ class DlpackBackend(Backend):
     uses_kernels = False
 
     def unavailable_reason(self, platform: str) -> str | None:
-        return None if platform == "cpu" else without_gpu(platform)
+        return None if platform == "cpu" else gpu_unavailable_reason(platform)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms

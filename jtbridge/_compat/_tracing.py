@@ -112,7 +112,7 @@ def trace_joint(
         for tracker in trackers:
             tracker.clear()
     check(graph.graph)
-    if any(_writes(node) for node in graph.graph.nodes):
+    if any(_is_write(node) for node in graph.graph.nodes):
         # `_linalg_check_errors` is an effect that is not made functional here: removed, as results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
@@ -121,7 +121,7 @@ def trace_joint(
     return graph
 
 
-def _writes(node: torch.fx.Node) -> bool:
+def _is_write(node: torch.fx.Node) -> bool:
     target = node.target
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable or undeclared_writes(target, node.args))
 

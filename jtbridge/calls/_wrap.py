@@ -51,7 +51,7 @@ class Wrapped:
         fn = _unwrapped(fn)
         self._partial = PartialCall(fn, _unwrapped) if isinstance(fn, functools.partial) else None
         self._fn = self._partial or unwrap_compiled(fn)
-        self._name = _name_of(self.function)
+        self._name = _shown_name(self.function)
         self._torch_function = setting_inside(self._fn)
         self._takes_rng = _has_signature(self._fn) and "rng" in inspect.signature(self._fn).parameters
         self._options = options
@@ -78,7 +78,9 @@ class Wrapped:
         arrays, signature, rng = self.flattened(args, kwargs)
         verify = verify_or(self._options["verify"])
         try:
-            return self._traced.call(arrays, signature, rng, backend=self.backend, islands=self.islands, verify=verify)
+            return self._traced_calls.call(
+                arrays, signature, rng, backend=self.backend, islands=self.islands, verify=verify
+            )
         except JtbridgeError as error:
             by_name = self.backend != "auto" and translates(self.backend)
             if context is not Context.STAGED and not by_name and not self.ordered:
@@ -141,7 +143,7 @@ class Wrapped:
         return self._options["effects"] == "ordered"
 
     @functools.cached_property
-    def _traced(self) -> TracedCalls:
+    def _traced_calls(self) -> TracedCalls:
         import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.calls.traced")
         from .traced import TracedCalls  # a slow import: it includes capture and translation
 
@@ -150,7 +152,7 @@ class Wrapped:
     def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[TracedFunction, list[jax.Array]]:
         """Return the traced function for a call, and the flat arrays to call it with."""
         arrays, signature, rng = self.flattened(args, kwargs)
-        return self._traced.prepared(arrays, signature, rng, self.backend, self.islands)
+        return self._traced_calls.prepared(arrays, signature, rng, self.backend, self.islands)
 
     def flattened(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature, Any]:
         """Return the flat arrays of a call, its signature, and its JAX key, or None if the call has no key."""
@@ -188,8 +190,8 @@ class Wrapped:
 
         Programs of other functions that call this one are kept; `jax.clear_caches()` drops them.
         """
-        if "_traced" in self.__dict__:
-            self._traced.clear()
+        if "_traced_calls" in self.__dict__:
+            self._traced_calls.clear()
         jax.jit(self).clear_cache()  # type: ignore[attr-defined]  # JAX keeps the traces by function, for every `jax.jit` of it
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -210,7 +212,7 @@ class Wrapped:
             output_shapes=self._options["output_shapes"],
             warnings_given=self._warnings_given,
             clean_runs=self._clean_runs,
-            capture=lambda signature, seeded: self._traced.capture(signature, seeded),
+            capture=lambda signature, seeded: self._traced_calls.capture(signature, seeded),
         )
 
 
@@ -365,13 +367,13 @@ def _callable(fn: Any) -> Callable[..., Any]:
         raise ArgumentError(f"`wrap` takes a callable, but got {kind_of(fn)}.")
     if _is_jax_jitted(fn):
         raise ArgumentError(
-            f"`wrap` takes a torch function, but `{_name_of(fn)}` is a JAX function. Call it as it is; or, inside "
+            f"`wrap` takes a torch function, but `{_shown_name(fn)}` is a JAX function. Call it as it is; or, inside "
             "torch code, call `jtbridge.to_torch_function` of it."
         )
     kind = next((kind for is_kind, kind in _SUSPENDED if any(map(is_kind, _bodies(fn)))), None)
     if kind is not None:
         raise ArgumentError(
-            f"`wrap` takes a function that returns its result, but `{_name_of(_unwrapped(fn))}` is {kind}, which a "
+            f"`wrap` takes a function that returns its result, but `{_shown_name(_unwrapped(fn))}` is {kind}, which a "
             "JAX program cannot suspend and resume. Wrap a plain function, and await or iterate outside of it."
         )
     return fn
@@ -421,7 +423,7 @@ def _names_in_option(option: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _name_of(fn: Any) -> str:
+def _shown_name(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 

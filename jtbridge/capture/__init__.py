@@ -8,7 +8,7 @@ from ._data_dependent import is_data_dependent
 from ._forward_graph import forward_graph
 from ._graph_function import GraphFunction
 from ._infer import infer
-from ._joint import split
+from ._joint import split_or_reason
 from ._packing import from_bytes, to_bytes
 from ._partition import Split
 from ._probe import check_differentiable, probe_vmap

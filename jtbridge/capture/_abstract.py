@@ -173,14 +173,14 @@ def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
 
 
 def traits_of(
-    request: TraceRequest, recorder: EffectRecorder, untraceable: str | None, without_grad: bool
+    request: TraceRequest, recorder: EffectRecorder, untraceable_reason: str | None, without_grad: bool
 ) -> FunctionTraits:
     """Return the traits of a function from the record of one run.
 
     Args:
         request: the function.
         recorder: the record of the run.
-        untraceable: why the function is untraceable; None if it is traceable.
+        untraceable_reason: why the function is untraceable; None if it is traceable.
         without_grad: whether the function's result is the same with gradient recording off.
 
     Raises:
@@ -216,7 +216,7 @@ def traits_of(
         inner_autograd=recorder.inner_autograd,
         forward_mode=recorder.forward_mode,
         uses_data=recorder.uses_data,
-        writes_unseen=recorder.writes_unseen,
+        unseen_write_reason=recorder.unseen_write_reason,
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
         fused_norm=recorder.fused_norm,
         wrong_forward_mode=recorder.wrong_forward_mode,
@@ -228,8 +228,8 @@ def traits_of(
         operators=recorder.operators,
         custom_operator=recorder.custom_operator,
         unbatchable=recorder.unbatchable,
-        untraceable=untraceable,
-        uses_default_dtype=recorder.uses_default_dtype or untraceable is not None,
+        untraceable_reason=untraceable_reason,
+        uses_default_dtype=recorder.uses_default_dtype or untraceable_reason is not None,
     )
 
 

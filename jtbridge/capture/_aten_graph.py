@@ -32,11 +32,11 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
         return fn.module
     if isinstance(fn, TracedFunction) and fn.graph is not None:
         return fn.graph
-    if traced.untranslatable:
-        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.untranslatable}")
-    if fn is not traced and traced.traits.autograd.writes_unseen:
+    if traced.untranslatable_reason:
+        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.untranslatable_reason}")
+    if fn is not traced and traced.traits.autograd.unseen_write_reason:
         raise TranslationError(
-            f"A derivative of `{traced.name}` cannot be traced: {traced.traits.autograd.writes_unseen}"
+            f"A derivative of `{traced.name}` cannot be traced: {traced.traits.autograd.unseen_write_reason}"
         )
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -60,7 +60,9 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
         raise_if_from_signal(error)
         found = summary_of(error)
         if traced.traits.has_dynamic_sizes:
-            found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"
+            found = (
+                f"{traced.traits.untraceable_reason}, and the regions that depend on these cannot run alone: {found}"
+            )
         raise TranslationError(f"`{traced.name}` cannot be traced ({type(fn).__name__}): {found}") from error
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return module

@@ -43,7 +43,7 @@ class Attempt:
     Attributes:
         use: the purpose of the graph.
         fuses: whether chains of operators are replaced by fused operators.
-        left: the numbers of the chains that are not fused.
+        unfused: the numbers of the chains that are not fused.
         round: the number of this attempt among the attempts that fuse chains.
         late_scalars: whether kernels read the numbers that the function reads from tensors and passes to them.
         knows_stored: whether the attempt begins with the tensors that the function stored in an earlier attempt.
@@ -52,7 +52,7 @@ class Attempt:
 
     use: GraphUse
     fuses: bool = False
-    left: frozenset[int] = frozenset()
+    unfused: frozenset[int] = frozenset()
     round: int = 1
     late_scalars: bool = False
     knows_stored: bool = False
@@ -60,7 +60,7 @@ class Attempt:
 
     def __str__(self) -> str:
         settings = [
-            ("fused chains" + (f" but {len(self.left)}" if self.left else ""), self.fuses),
+            ("fused chains" + (f" but {len(self.unfused)}" if self.unfused else ""), self.fuses),
             ("numbers that kernels read", self.late_scalars),
             ("tensors that were stored", self.knows_stored),
         ]
@@ -130,14 +130,14 @@ def _with_fewer_chains(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str
         return None
     if attempt.round == _MAX_ROUNDS:
         return without, f"after {_MAX_ROUNDS} attempts a chain hides a value that is used elsewhere"
-    fewer = dataclasses.replace(attempt, left=attempt.left | misused, round=attempt.round + 1)
+    fewer = dataclasses.replace(attempt, unfused=attempt.unfused | misused, round=attempt.round + 1)
     return fewer, f"{len(misused)} of the chains hide a value that is used elsewhere"
 
 
 def _with_stored_tensors(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str] | None:
     # A stored tensor that depends on arguments is state if a later call reads it. The next attempt starts with the
     # tensor stored, and so shows whether the function reads it.
-    if isinstance(outcome.module, Exception) or attempt.knows_stored or not outcome.module.meta["keeps"]:
+    if isinstance(outcome.module, Exception) or attempt.knows_stored or not outcome.module.meta["stores_tensors"]:
         return None
     return dataclasses.replace(attempt, knows_stored=True), "it stored a tensor that depends on its arguments"
 

@@ -57,7 +57,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     body = next(node for node in graph.nodes if node.op != "placeholder")
     positions: list[int] = []
     for source, results in _written_results(cast(Sequence[Any], output.args[0])).items():
-        writer = _writer(cast(OpOverload, source.target))
+        writer = _writer_of(cast(OpOverload, source.target))
         assert writer is not None  # `_find_source` finds only operators with a writer
         views: dict[int, fx.Node] = {}
         for position, index, steps in results:
@@ -107,7 +107,7 @@ def _find_source(result: fx.Node) -> _Source | None:
     index = 0
     if node.target is operator.getitem:
         node, index = cast(tuple[fx.Node, int], node.args)
-    writer, values = _writer(node.target) if isinstance(node.target, OpOverload) else None, _values(node)
+    writer, values = _writer_of(node.target) if isinstance(node.target, OpOverload) else None, _values(node)
     if writer is None or len(values) != len(writer.names):
         return None
     wanted, computed = result.meta.get("val"), values[index]
@@ -188,7 +188,7 @@ _OF_TWO_RESULTS = (
 
 
 @functools.cache
-def _writer(target: OpOverload) -> _Writer | None:
+def _writer_of(target: OpOverload) -> _Writer | None:
     """Return the function that writes the results of an operator to destinations; None if there is none.
 
     It is an entry of `_WRITERS`, or the operator's overload with arguments for the results.

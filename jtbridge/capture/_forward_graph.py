@@ -22,7 +22,7 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
     The graph of a batched function computes the whole batch, by torch's batching rules.
     """
-    if fn.base.traits.untraceable or fn.base.seeded:
+    if fn.base.traits.untraceable_reason or fn.base.seeded:
         return None
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:

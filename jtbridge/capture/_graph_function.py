@@ -14,7 +14,7 @@ from jtbridge._compat import FakeTensor, forgetting_graph_sources
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.functions import TorchFunction, TracedFunction
-from jtbridge.core.runner import lost_tensor_error
+from jtbridge.core.runner import unrecorded_tensor_error
 from jtbridge.core.torch_state import TorchState
 from jtbridge.triton import with_intercepted_launches
 
@@ -126,7 +126,7 @@ def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
         if isinstance(value, FakeTensor) and node.users:
-            raise lost_tensor_error()
+            raise unrecorded_tensor_error()
         if isinstance(value, torch.nn.Parameter):
             delattr(graph_module, node.target)
             setattr(graph_module, node.target, value.detach())  # shares memory with the parameter

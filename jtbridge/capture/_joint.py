@@ -26,7 +26,7 @@ from ._trace import trace
 from .modes.graph_reads import GraphReads
 
 
-def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, translated: bool) -> Split | str:
+def split_or_reason(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, translated: bool) -> Split | str:
     """Split a function and its gradient into forward and backward, or return why this is impossible.
 
     Without a split, the backward runs the forward again. A batched function is traced under torch.vmap and then split.
@@ -36,15 +36,15 @@ def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, tra
     key = (fn, wrt, outs, translated)
     if key not in splits:
         splits[key] = (
-            _split_by_row(fn, wrt, outs)
+            _split_by_row_or_reason(fn, wrt, outs)
             if translated and isinstance(fn, Vmap)
-            else _try_split(fn, wrt, outs, translated)
+            else _try_split_or_reason(fn, wrt, outs, translated)
         )
     return splits[key]
 
 
-def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
-    row = split(fn.fn, wrt, outs, translated=True)
+def _split_by_row_or_reason(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
+    row = split_or_reason(fn.fn, wrt, outs, translated=True)
     if isinstance(row, str):
         return row
     seed = fn.base.seed_position
@@ -60,22 +60,24 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
     )
 
 
-def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> Split | str:
+def _try_split_or_reason(
+    fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool
+) -> Split | str:
     if fn.base.residuals == "recompute":
         return 'residuals="recompute" was asked for'
     traits = fn.base.traits
-    reason = fn.base.untranslatable if translated else traits.untraceable
+    reason = fn.base.untranslatable_reason if translated else traits.untraceable_reason
     if reason:
         return f"it cannot be traced: {reason}"
-    if traits.autograd.writes_unseen:
-        return traits.autograd.writes_unseen
+    if traits.autograd.unseen_write_reason:
+        return traits.autograd.unseen_write_reason
     if fn.base.seeded and fn.in_types[-1].shape != random_numbers.SEED_SHAPE:
         return "every row of the batch draws with its own key"
     if fn.order > 0:
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = fn.base.guarded(lambda: _trace_joint(fn, wrt, outs, translated), of_trace=translated)
+            joint = fn.base.guarded(lambda: _joint_graph(fn, wrt, outs, translated), of_trace=translated)
             return partition(fn, joint, wrt, outs)
     except CannotSplit as reason:
         return str(reason)
@@ -86,7 +88,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 
-def _trace_joint(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
+def _joint_graph(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
     """Trace the joint graph of a function: from arguments and cotangents to results and gradients."""
     pullback = Vjp(fn, wrt, outs)
     count = len(fn.in_types)

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from jtbridge._compat import OpOverload, schema_of
 from jtbridge.core.node_arguments import plain_arguments
-from jtbridge.core.overlap import may_overlap, overlapping_write
+from jtbridge.core.overlap import may_overlap, overlapping_write_reason
 from jtbridge.core.writes import written_arguments
 from jtbridge.errors import TranslationError
 
@@ -33,7 +33,7 @@ def refuse_overlapping_writes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or torch.Tag.inplace_view in node.target.tags:
             continue
-        found = overlapping_write(node.target, *plain_arguments(node, lambda n: n.meta.get("val")))
+        found = overlapping_write_reason(node.target, *plain_arguments(node, lambda n: n.meta.get("val")))
         written: list[fx.Node] = []
         for position, name in written_arguments(node.target):
             map_arg(_argument(node, position, name), written.append)

@@ -28,7 +28,9 @@ def probe_vmap(fn: Vmap) -> None:
         traced.cache.sequential.add(fn)  # every row draws with its own key, which no batched form can do
         return
     wrong = traced.traits.unbatchable and f"its result for {traced.traits.unbatchable} is known to be wrong"
-    reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn), examines=True)
+    reason = (
+        traced.traits.untraceable_reason or wrong or traced.guarded(lambda: _vmap_failure_reason(fn), examines=True)
+    )
     if reason is None:
         return
     if SEQUENTIAL not in traced.warnings_given:
@@ -42,7 +44,7 @@ def probe_vmap(fn: Vmap) -> None:
     traced.cache.sequential.add(fn)
 
 
-def _vmap_fails(fn: Vmap) -> str | None:
+def _vmap_failure_reason(fn: Vmap) -> str | None:
     """Return why torch.vmap fails on fake tensors on every device; None if it succeeds on one."""
     reason = None
     for device in _examined_devices(fn.base):
@@ -78,9 +80,9 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         again: whether torch may compute a second derivative: `fn` is a derivative, or this is forward mode.
     """
     traced = fn.base
-    wrt = _innermost(fn, wrt)
+    wrt = _positions_in_user_function(fn, wrt)
     if (
-        traced.traits.untraceable
+        traced.traits.untraceable_reason
         or wrt in traced.cache.checked_graphs
         or not (again or traced.traits.autograd.breaks_inner_graph)
     ):
@@ -132,7 +134,7 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...], device: str) ->
     traced.cache.once_differentiable = traced.cache.once_differentiable or once_differentiable_in(results)
 
 
-def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
+def _positions_in_user_function(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
     """Return the inputs that are differentiated, as positions in the arguments of the user's function.
 
     Args:

@@ -71,14 +71,14 @@ class StrategyError(Exception):
 def _traced_unchanged(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function as it is."""
     del cause
-    return _traced(request, contextlib.nullcontext)
+    return _inferred_from_trace(request, contextlib.nullcontext)
 
 
 def _traced_with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function; its kernels read the numbers that it takes from tensors and passes to them."""
     assert cause is not None
     try:
-        return _traced(request, late_scalars)
+        return _inferred_from_trace(request, late_scalars)
     except Exception as error:
         raise_if_from_signal(error)
         if isinstance(cause, JtbridgeError):  # a kernel needs a number, and cannot read it itself
@@ -89,7 +89,7 @@ def _traced_with_late_scalars(request: TraceRequest, cause: Exception | None) ->
 def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with overrides of the functions that torch itself cannot trace: `ctc_loss`, `x[i]` and others."""
     del cause
-    return _traced(request, OverrideMode)
+    return _inferred_from_trace(request, OverrideMode)
 
 
 def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
@@ -115,7 +115,9 @@ def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _RunRecord:
         return run_on_fakes(request, request.state, oracle)
 
 
-def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]) -> AbstractResult:
+def _inferred_from_trace(
+    request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]
+) -> AbstractResult:
     """Infer the result from a trace; mark the function as untraceable if a graph would not do the same.
 
     Args:
@@ -136,7 +138,7 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
     is_asked = was_answered_fake()
-    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder.may_raise, trace)
+    reason = _untraceable_reason(recorder) or _caught_error_reason(request, recorder.may_raise, trace)
     if reason is None and is_asked and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     traits = traits_of(request, recorder, reason, without_grad)
@@ -179,13 +181,13 @@ def _same_types(a: Any, b: Any) -> bool:
     return types(a) == types(b)
 
 
-def _not_in_a_graph(recorder: EffectRecorder) -> str | None:
+def _untraceable_reason(recorder: EffectRecorder) -> str | None:
     """Return why a graph does not show all effects of a function; None if it shows them."""
     checks = "it asserts something about values of tensors, which a graph may leave out" if recorder.asserts else None
-    return _sets_data_or_draws(recorder) or checks
+    return _data_or_draw_reason(recorder) or checks
 
 
-def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
+def _data_or_draw_reason(recorder: EffectRecorder) -> str | None:
     if recorder.sets_data:
         return "it assigns to `.data`, which a graph does not show"
     if recorder.own_generator:
@@ -193,7 +195,7 @@ def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
     return None
 
 
-def _depends_on_what_torch_raises(
+def _caught_error_reason(
     request: TraceRequest, places: Iterable[Place], trace: Callable[[TraceRequest], object]
 ) -> str | None:
     """Return why a function is untraceable if it catches an error that torch raises for some values; otherwise None.
@@ -274,12 +276,12 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     recorders = [recorder for _, recorder in paths]
     if any(recorder.inner_autograd for recorder in recorders):
         raise StrategyError("it differentiates inside")
-    reason = next(filter(None, map(_sets_data_or_draws, recorders)), None)
+    reason = next(filter(None, map(_data_or_draw_reason, recorders)), None)
     if reason is None and not _have_one_type(paths):
         reason = "it branches to results of different types"
     if reason is None:
         places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
-        reason = _depends_on_what_torch_raises(request, places, trace)
+        reason = _caught_error_reason(request, places, trace)
     if reason is None and was_answered_fake() and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     if reason is not None:
@@ -347,9 +349,9 @@ def _traced_with_symbols(request: TraceRequest, cause: Exception | None) -> Abst
             or recorder.reads_repr
         ):
             return False
-        if _not_in_a_graph(recorder) or (was_answered_fake() and differs_if_fake(request)):
+        if _untraceable_reason(recorder) or (was_answered_fake() and differs_if_fake(request)):
             return False
-        return not _depends_on_what_torch_raises(
+        return not _caught_error_reason(
             request,
             recorder.may_raise,
             lambda attempt: run_on_fakes(attempt, request.state, path=path.again()),
@@ -437,7 +439,7 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     # The function holds the lock of forward mode only if its code names forward mode: if all functions held it, two of
     # them that exchange messages would wait for each other forever.
     autograd = AutogradTraits(forward_mode=named_forward_mode(request.call))
-    traits = FunctionTraits(autograd=autograd, untraceable=reason)
+    traits = FunctionTraits(autograd=autograd, untraceable_reason=reason)
     return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), traits)
 
 

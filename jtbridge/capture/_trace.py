@@ -1,7 +1,7 @@
 """Traces of a torch function to a functional ATen graph. Its nodes record their origin (`modes/provenance.py`).
 
 ``node.meta["detached"]`` says whether other nodes used a `detach` of the node; the graph has no `detach` nodes. The
-graph module's ``meta["keeps"]`` says whether the function stored a tensor that depends on its arguments.
+graph module's ``meta["stores_tensors"]`` says whether the function stored a tensor that depends on its arguments.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
     def recorder() -> contextlib.AbstractContextManager:
         if not attempt.fuses:
             return contextlib.nullcontext()
-        recorders.append(CallRecorder(attempt.left))
+        recorders.append(CallRecorder(attempt.unfused))
         return recorders[-1]
 
     try:
@@ -135,8 +135,8 @@ def _trace_one_way(
             run = _in_trace_modes(fn, oracle, recorder, known)
             module = trace_joint(run, tensors, refuse_overlapping_writes, has_dynamic_sizes=use is GraphUse.REGIONS)
         finally:
-            keeps = known.materialize()
-    module.meta["keeps"] = keeps
+            stores_tensors = known.materialize()
+    module.meta["stores_tensors"] = stores_tensors
     if on_cpu is not None:
         with_closed_over(module)
     if oracle is not None:

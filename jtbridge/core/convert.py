@@ -112,7 +112,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         if isinstance(leaf, np.ma.MaskedArray):
             raise ArgumentError("`to_torch` got a masked NumPy array, whose mask would be lost. Pass `x.filled(0)`.")
         if isinstance(leaf, np.ndarray):
-            return _copied(leaf)
+            return _copy_as_tensor(leaf)
         if isinstance(leaf, _ITERATORS):
             raise ArgumentError("`to_torch` converts arrays in containers, and an iterator is none. Make it a list.")
         return leaf
@@ -159,7 +159,7 @@ def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
             "every process: `jax.experimental.multihost_utils.process_allgather(x, tiled=True)`."
         )
     if len(devices) > 1 or copy or not array.size:
-        return _copied(np.asarray(array))
+        return _copy_as_tensor(np.asarray(array))
     if platform != "cpu" and not torch.cuda.is_available():
         raise DeviceError(
             f'An array lies on JAX\'s platform "{platform}", which torch does not have here. Move it with '
@@ -168,7 +168,7 @@ def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
     return SharedTensor(shared_with_torch(array))
 
 
-def _copied(array: np.ndarray) -> torch.Tensor:
+def _copy_as_tensor(array: np.ndarray) -> torch.Tensor:
     memory = np.array(array, order="C")
     torch_dtype(memory.dtype, "an array")
     return reader(ArrayType(memory.shape, memory.dtype))(memory)

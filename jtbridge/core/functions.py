@@ -75,7 +75,7 @@ class TraceCache:
         probed: the batches that `probe_vmap` has examined.
         sequential: the batches that torch.vmap cannot run.
         checked_graphs: the differentiated inputs whose autograd graph was examined.
-        nonlinearities: the results of `nonlinearity`.
+        nonlinear_reasons: the results of `nonlinear_reason`.
         double_reverse: the JVPs that are computed by two reverse modes because forward mode fails.
         reads_graph: whether the function reads autograd's graph or adds hooks to it.
         once_differentiable: the name of an autograd.Function without a second derivative, if the function uses one.
@@ -91,7 +91,7 @@ class TraceCache:
     probed: set[TorchFunction] = dataclasses.field(default_factory=set)
     sequential: set[TorchFunction] = dataclasses.field(default_factory=set)
     checked_graphs: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
-    nonlinearities: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = dataclasses.field(default_factory=dict)
+    nonlinear_reasons: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = dataclasses.field(default_factory=dict)
     double_reverse: set[TorchFunction] = dataclasses.field(default_factory=set)
     reads_graph: bool = False
     once_differentiable: str | None = None
@@ -138,7 +138,9 @@ class TracedFunction(TorchFunction):
     @functools.cached_property
     def _copied(self) -> tuple[int, ...]:
         """The positions of the arguments that are copied before each run, because the function may write to them."""
-        return tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.effects.mutated
+        return (
+            tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable_reason else self.traits.effects.mutated
+        )
 
     @functools.cached_property
     def _cast(self) -> tuple[tuple[int, torch.dtype], ...]:
@@ -165,7 +167,7 @@ class TracedFunction(TorchFunction):
     @functools.cached_property
     def _plain(self) -> bool:
         """Whether `call` takes the tensors unchanged."""
-        return not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable)
+        return not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable_reason)
 
     @functools.cached_property
     def direct(self) -> bool:
@@ -214,10 +216,10 @@ class TracedFunction(TorchFunction):
             yield
 
     @property
-    def untranslatable(self) -> str | None:
+    def untranslatable_reason(self) -> str | None:
         """Return why no graph of this function can be translated, as far as its trace shows; None if it may be."""
         needs_regions = self.traits.has_dynamic_sizes and self.islands != "needed"
-        return self.traits.untraceable if needs_regions else self.traits.untranslatable
+        return self.traits.untraceable_reason if needs_regions else self.traits.untranslatable_reason
 
     @property
     def first_constant(self) -> int:
@@ -253,7 +255,7 @@ class TracedFunction(TorchFunction):
             if self.seeded:
                 stack.enter_context(random_numbers.seeded(tensors[-1]))
                 tensors = tensors[:-1]
-            elif self.traits.untranslatable:  # no trace has shown whether it draws
+            elif self.traits.untranslatable_reason:  # no trace has shown whether it draws
                 stack.enter_context(random_numbers.refused(self.name))
             inputs = list(tensors)
             for i, dtype in self._cast:
@@ -270,7 +272,7 @@ class TracedFunction(TorchFunction):
     @property
     def _may_write_more(self) -> bool:
         """Return whether a run may write to, and must return, arguments that no run on example values wrote to."""
-        return self.return_mutated and self.traits.untraceable is not None
+        return self.return_mutated and self.traits.untraceable_reason is not None
 
     def _refuse_write(self, position: int) -> NoReturn:
         name = self.argument_names[position]

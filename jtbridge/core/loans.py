@@ -77,7 +77,7 @@ class Loan:
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        _replace([reference.cdata for reference in self._storages])
+        _replace_lent_memory([reference.cdata for reference in self._storages])
 
 
 def protected() -> contextlib.AbstractContextManager[Any]:
@@ -129,15 +129,15 @@ def _end_loan(tensor: torch.Tensor) -> None:
     """Replace the memory of a tensor by a copy, if it is on loan."""
     tensor = innermost(tensor)
     if tensor.layout is torch.strided and (storage := storage_id(tensor)) in _LENT:
-        _replace([storage])
+        _replace_lent_memory([storage])
 
 
 def _end_all_loans() -> None:
     """Replace all memory on loan by copies, for code whose writes are not seen."""
-    _replace(list(_LENT))
+    _replace_lent_memory(list(_LENT))
 
 
-def _replace(storages: Sequence[int]) -> None:
+def _replace_lent_memory(storages: Sequence[int]) -> None:
     """Replace memory by copies where it is still on loan and in use."""
     with _REPLACING:
         for number in storages:

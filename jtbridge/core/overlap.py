@@ -28,7 +28,7 @@ _WRITE_TO_A_COPY = frozenset(
 _BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.masked_fill_.Tensor})
 
 
-def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
+def overlapping_write_reason(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
     """Return how an operator writes to elements that share memory with others; None if it does not.
 
     Torch does not define the result of such a write, and torch's derivatives do not follow it.
@@ -39,7 +39,7 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
         kwargs: its keyword arguments.
     """
     written = list(args[:1]) if fn in _WRITE_TO_A_COPY else written_tensors(fn, args, kwargs)
-    if fn in _WRITE_TO_A_COPY and 0 in (stride for _, stride in _place(args[0])[1]):
+    if fn in _WRITE_TO_A_COPY and 0 in (stride for _, stride in _offset_and_dimensions(args[0])[1]):
         return None
     written = [tensor for tensor in written if tensor.layout is torch.strided and tensor.numel()]
     if any(map(may_overlap, written)):
@@ -81,17 +81,17 @@ def shares_elements(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have an element in common in memory."""
     if storage_id(tensor) != storage_id(other) or not (tensor.numel() and other.numel()):
         return False
-    return _place(tensor) == _place(other) or shares_other_elements(tensor, other)
+    return _offset_and_dimensions(tensor) == _offset_and_dimensions(other) or shares_other_elements(tensor, other)
 
 
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements in the same order."""
-    return storage_id(tensor) == storage_id(other) and _place(tensor) == _place(other)
+    return storage_id(tensor) == storage_id(other) and _offset_and_dimensions(tensor) == _offset_and_dimensions(other)
 
 
 def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one storage share an element that has different positions in them."""
-    if _place(written) == _place(other) or not other.numel():
+    if _offset_and_dimensions(written) == _offset_and_dimensions(other) or not other.numel():
         return False
     if written.itemsize != other.itemsize:
         return True
@@ -106,7 +106,7 @@ def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(_elements(memory, other, low).any())
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
+def _offset_and_dimensions(tensor: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
     """Return the offset of a tensor, and the size and stride of each dimension that may have several elements."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     several = [(size, stride) for size, stride in sizes if not (isinstance(size, int) and size == 1)]

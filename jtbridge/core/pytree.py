@@ -29,7 +29,7 @@ from .signals import raise_if_from_signal
 from .static import static_key, value_key
 
 
-class _Context:
+class _HashableContext:
     """Hashable wrapper of the static part of a torch pytree node, which JAX hashes and torch does not."""
 
     __slots__ = ("value",)
@@ -38,18 +38,18 @@ class _Context:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Context) and self.value == other.value
+        return isinstance(other, _HashableContext) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(repr(self.value))
 
 
 def _register_torch_node(cls: type, flatten: Any, unflatten: Any) -> None:
-    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _HashableContext]:
         children, context = flatten(node)
-        return tuple(children), _Context(context)
+        return tuple(children), _HashableContext(context)
 
-    def unflatten_for_jax(context: _Context, children: Any) -> Any:
+    def unflatten_for_jax(context: _HashableContext, children: Any) -> Any:
         return unflatten(list(children), context.value)
 
     jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
@@ -124,18 +124,18 @@ def leaf_paths(structure: Any) -> list[tuple[Any, ...]]:
 
     The names of attributes are in the paths unless a class of the tree refuses placeholders for its children.
     """
-    places = [_Place() for _ in range(structure.num_leaves)]
+    places = [_LeafPlaceholder() for _ in range(structure.num_leaves)]
     try:
         flat = jax.tree_util.tree_flatten_with_path(in_order(structure.unflatten(places)))[0]
     except Exception as error:  # noqa: BLE001  (a user's constructor that computes with its children, or tests them)
         raise_if_from_signal(error)
         return _paths_by_position(structure, ())
-    paths = [path for path, leaf in flat if isinstance(leaf, _Place)]
+    paths = [path for path, leaf in flat if isinstance(leaf, _LeafPlaceholder)]
     # If a constructor left out a child or added one, `paths` does not belong to the leaves.
     return paths if len(paths) == len(flat) == len(places) else _paths_by_position(structure, ())
 
 
-class _Place:
+class _LeafPlaceholder:
     """Placeholder of a leaf."""
 
 
@@ -193,14 +193,14 @@ _STATIC = (bool, int, float, complex, str, type, type(None), torch.dtype, torch.
 def _register_cache(cls: type) -> None:
     """Register a Hugging Face cache, or a layer of one, with numbers, flags and dtypes as its static attributes."""
 
-    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _HashableContext]:
         attributes = {name: value for name, value in vars(node).items() if name != _CHILDREN}
         known = getattr(node, _CHILDREN, ())
         names = tuple(name for name in sorted(attributes) if name in known or not _is_static(attributes[name]))
         statics = {name: value for name, value in attributes.items() if name not in names}
-        return tuple(attributes[name] for name in names), _Context((names, statics))
+        return tuple(attributes[name] for name in names), _HashableContext((names, statics))
 
-    def unflatten_for_jax(context: _Context, children: Any) -> Any:
+    def unflatten_for_jax(context: _HashableContext, children: Any) -> Any:
         names, statics = context.value
         node = object.__new__(cls)
         vars(node).update({**statics, **dict(zip(names, children, strict=True)), _CHILDREN: names})

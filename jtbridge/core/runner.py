@@ -33,7 +33,7 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
     )
 
 
-def lost_tensor_error() -> TranslationError:
+def unrecorded_tensor_error() -> TranslationError:
     """Return the error for a graph with a tensor that no operator in it computes."""
     return TranslationError(
         "its trace lost sight of a tensor, such as the result of `as_subclass`, a tensor that another thread of the "
@@ -50,7 +50,7 @@ def runner(fn: TorchFunction, destinations: int = 0) -> Callable[[Callable[[], S
         fn: the function.
         destinations: the number of tensors, the last ones, to which `fn` writes results.
     """
-    call = _with_values(fn, len(fn.in_types) - destinations)
+    call = _with_known_values(fn, len(fn.in_types) - destinations)
     state = fn.state
     is_active = state.activity_check()
     only_grad_is_off = not state.grad and not state.inference
@@ -68,7 +68,7 @@ def runner(fn: TorchFunction, destinations: int = 0) -> Callable[[Callable[[], S
     return run
 
 
-def _with_values(fn: TorchFunction, count: int) -> Callable[..., Tensors]:
+def _with_known_values(fn: TorchFunction, count: int) -> Callable[..., Tensors]:
     is_proven = fn.base.traits.custom_operator is None
 
     def call(*tensors: torch.Tensor) -> Tensors:

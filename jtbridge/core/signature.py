@@ -70,7 +70,7 @@ def flatten_arguments(
             keys.append(Fixed)
             statics.append(leaf)
         else:
-            keys.append(_static_key(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
+            keys.append(_static_leaf_key(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             statics.append(leaf)
     types = tuple((tuple(x.shape), x.dtype) for x in arrays)
     return arrays, Signature(tree, tuple(keys), types, tuple(statics), structure_key(tree))
@@ -204,7 +204,7 @@ def _is_container(leaf: Any) -> bool:
     return holds_arrays or type(leaf).__hash__ is None
 
 
-def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
+def _static_leaf_key(leaf: Any, describe: Callable[[], str]) -> Any:
     """Return a hashable key that differs between 1, 1.0 and True, and between 0.0 and -0.0."""
     try:
         return static_key(leaf)

@@ -27,12 +27,12 @@ def static_key(value: Any) -> Any:
     """
     if not isinstance(value, slice):  # Python 3.11 cannot hash a slice
         hash(value)
-    return _key(value, ())
+    return _key_of_parts(value, ())
 
 
 def value_key(value: Any) -> Any:
     """Return the key of a value that need not be hashable; the key need not be hashable either."""
-    return _key(value, ())
+    return _key_of_parts(value, ())
 
 
 def same_static(a: Any, b: Any) -> bool:
@@ -42,7 +42,7 @@ def same_static(a: Any, b: Any) -> bool:
     return type(a) is type(b) and value_key(a) == value_key(b)
 
 
-def _key(value: Any, inside: tuple[int, ...]) -> Any:
+def _key_of_parts(value: Any, inside: tuple[int, ...]) -> Any:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, _BY_EQUALITY):
         return kind, value
@@ -58,13 +58,13 @@ def _key(value: Any, inside: tuple[int, ...]) -> Any:
         return kind, "the same object again"
     inside = (*inside, id(value))
     if isinstance(value, Mapping):
-        return kind, tuple((_key(k, inside), _key(v, inside)) for k, v in value.items())
+        return kind, tuple((_key_of_parts(k, inside), _key_of_parts(v, inside)) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return kind, tuple(_key(item, inside) for item in value), _attributes(value, inside)
+        return kind, tuple(_key_of_parts(item, inside) for item in value), _attributes(value, inside)
     if isinstance(value, set | frozenset):
-        return kind, frozenset(_key(item, inside) for item in value)
+        return kind, frozenset(_key_of_parts(item, inside) for item in value)
     if isinstance(value, slice):
-        return kind, tuple(_key(part, inside) for part in (value.start, value.stop, value.step))
+        return kind, tuple(_key_of_parts(part, inside) for part in (value.start, value.stop, value.step))
     if isinstance(value, torch.Tensor | jax.Array) or kind.__eq__ is object.__eq__:
         return kind, _Identity(value)
     if kind.__module__ == "decimal":  # the decimals 1.0 and 1 are equal, and print differently
@@ -105,4 +105,4 @@ class _Equality:
 
 def _attributes(value: Any, inside: tuple[int, ...]) -> Any:
     names = [*getattr(value, "__dict__", {}), *slot_names(type(value).__mro__)]
-    return tuple((name, _key(getattr(value, name), inside)) for name in names if hasattr(value, name))
+    return tuple((name, _key_of_parts(getattr(value, name), inside)) for name in names if hasattr(value, name))

@@ -39,8 +39,8 @@ class AutogradTraits:
         inner_autograd: the function takes gradients inside.
         forward_mode: which of torch's forward modes the function may use inside: "torch.func", "forward_ad" or None.
         uses_data: the function reads `.data`, a detach that torch.func does not see.
-        writes_unseen: how the function writes to memory in a way that autograd does not follow, if it does. A gradient
-            may then be computed from values that were written over.
+        unseen_write_reason: how the function writes to memory in a way that autograd does not follow, if it does. A
+            gradient may then be computed from values that were written over.
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
         wrong_forward_mode: an operator whose forward mode in torch is not the transpose of its gradient, if any.
@@ -51,7 +51,7 @@ class AutogradTraits:
     inner_autograd: bool = False
     forward_mode: str | None = None
     uses_data: bool = False
-    writes_unseen: str | None = None
+    unseen_write_reason: str | None = None
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
     wrong_forward_mode: str | None = None
@@ -68,7 +68,7 @@ class FunctionTraits:
         operators: the number of operators that the function runs.
         custom_operator: an operator that is not torch's own, if any.
         unbatchable: an operator that torch.vmap computes wrongly, if any.
-        untraceable: why the function cannot be traced on fake tensors; None if it can be.
+        untraceable_reason: why the function cannot be traced on fake tensors; None if it can be.
         only_branches: the function is untraceable only because it reads values to branch on them or to assert something
             about them, so it can be translated.
         has_dynamic_sizes: the function is untraceable only because sizes or numbers inside depend on data, without
@@ -82,12 +82,12 @@ class FunctionTraits:
     operators: int = 0
     custom_operator: str | None = None
     unbatchable: str | None = None
-    untraceable: str | None = None
+    untraceable_reason: str | None = None
     only_branches: bool = False
     has_dynamic_sizes: bool = False
     uses_default_dtype: bool = True
 
     @property
-    def untranslatable(self) -> str | None:
+    def untranslatable_reason(self) -> str | None:
         """Return why the function cannot be translated, as far as its trace shows; None if no reason is known."""
-        return None if self.only_branches or self.has_dynamic_sizes else self.untraceable
+        return None if self.only_branches or self.has_dynamic_sizes else self.untraceable_reason

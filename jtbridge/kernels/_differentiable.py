@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching, mlir
 from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import batch_first, primitive_of_several_results
 
-from ._linear import linear
+from ._linear import bind_linear
 from ._manual import as_varying, bind, lower_plainly
 from ._primitive import BatchingRule, KernelPrimitive
 
@@ -75,7 +75,7 @@ class DifferentiableKernel:
             return self.backward(*residuals[count:], *cotangents)
 
         residuals = [*primals, *self._saved(primals, outputs)]
-        derivatives = linear(along, pull, residuals, [tangents[i] for i in floating])
+        derivatives = bind_linear(along, pull, residuals, [tangents[i] for i in floating])
         return tuple(outputs[: self._results]), tuple(derivatives)
 
 

@@ -1,4 +1,4 @@
-"""A linear function whose transpose is given: ``linear(fun, transpose, residuals, tangents)``.
+"""A linear function whose transpose is given: ``bind_linear(fun, transpose, residuals, tangents)``.
 
 JAX can transpose the derivative of a function automatically. Here the transpose is a kernel instead.
 ``jax.custom_derivatives`` has ``linear_call`` for such a function, but ``linear_call`` cannot be batched, and
@@ -86,7 +86,7 @@ batching.primitive_batchers[linear_p] = _batch
 mlir.register_lowering(linear_p, lower_plainly(_impl))
 
 
-def linear(fun: Function, transpose: Function, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+def bind_linear(fun: Function, transpose: Function, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     """Return ``fun(residuals, tangents)``, a function linear in the tangents.
 
     JAX transposes the call to ``transpose(residuals, cotangents)``.

@@ -95,7 +95,7 @@ def record() -> ProofRecord | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _warn(path, error)
+        return _warn_unreadable(path, error)
     with _LOCK:
         if _LAST is None or _LAST[0] != at:
             _LAST = at, _read_record(path, wanted)
@@ -178,11 +178,11 @@ def _read_record(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, *cache_folder.MALFORMED) as error:
-        return _warn(path, error)
+        return _warn_unreadable(path, error)
     return ProofRecord(tuple(proven), failed)
 
 
-def _warn(path: Path, error: Exception) -> None:
+def _warn_unreadable(path: Path, error: Exception) -> None:
     warn_user(
         f"The record of proven kernels cannot be read, and `auto` uses no kernels: {path}: {type(error).__name__}: "
         f"{error}. Run `python -m jtbridge doctor`, which writes it again.",

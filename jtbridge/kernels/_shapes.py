@@ -14,7 +14,7 @@ import numpy as np
 FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
 
-def unsupported_dtype(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> str | None:
+def unsupported_dtype_reason(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> str | None:
     """Return the reason that the kernel does not take an argument of this dtype; None if it does."""
     if dtype in known:
         return None
@@ -84,7 +84,7 @@ def warps(block: int) -> int:
     return min(16, max(1, block // 256))
 
 
-def accumulated(x: jax.Array) -> np.dtype:
+def accumulation_dtype(x: jax.Array) -> np.dtype:
     """Return the dtype in which sums over a floating-point array are accumulated: float32, or float64 for float64."""
     return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
 

@@ -23,7 +23,7 @@ _DEVICE = "cuda"
 
 
 @functools.cache
-def why_not() -> str | None:
+def untimed_reason() -> str | None:
     """Return the reason that no kernel can be timed in this process; None if kernels can be timed."""
     import torch
 

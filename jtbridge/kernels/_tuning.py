@@ -114,7 +114,7 @@ def chosen(kernel: Any, candidates: Sequence[C], problem: Problem, milliseconds:
 def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Callable[[C], float | str]) -> C | None:
     """Time the candidates, write the fastest to a file and return it; None, with a warning, if none could be timed."""
     global _TUNED_KEYS
-    reason = tuning.several_processes_reason() or _timing.why_not()
+    reason = tuning.several_processes_reason() or _timing.untimed_reason()
     if reason:
         return tuning.warn(f"`{key['kernel']}` is not tuned: {reason}")
     times = {candidate: milliseconds(candidate) for candidate in candidates}

@@ -86,7 +86,7 @@ def entries(
     ids = visited | {id(part) for _, part in modules}
     for path, part in modules:
         for key, value in plain_attributes(part).items():
-            for name, tensor in _tensors_in(_path_of_part(path, key), value, ids, computed):
+            for name, tensor in _tensors_of_attribute(_path_of_part(path, key), value, ids, computed):
                 add(name, "attribute", tensor, False)
     return found
 
@@ -114,7 +114,7 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
     return found
 
 
-def _tensors_in(
+def _tensors_of_attribute(
     name: str, value: Any, registered: frozenset[int], computed: bool, depth: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield names and tensors of an attribute: its value, or tensors in its containers and unregistered modules."""
@@ -125,10 +125,10 @@ def _tensors_in(
         return
     elif isinstance(value, list | tuple):
         for position, item in enumerate(items_of(value)):
-            yield from _tensors_in(f"{name}.{position}", item, registered, computed, depth + 1)
+            yield from _tensors_of_attribute(f"{name}.{position}", item, registered, computed, depth + 1)
     elif isinstance(value, dict):
         for key, item in entries_of(value):
-            yield from _tensors_in(f"{name}.{key}", item, registered, computed, depth + 1)
+            yield from _tensors_of_attribute(f"{name}.{key}", item, registered, computed, depth + 1)
     elif isinstance(value, torch.nn.Module) and id(value) not in registered:
         ties: dict[str, str] = {}
         found = entries(value, computed=computed, visited=registered, ties=ties)

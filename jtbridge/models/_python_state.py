@@ -38,7 +38,7 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
     call creates it again, unless the class tests whether it exists. Nor does an object that replaced None. A submodule
     that was removed or replaced by one of another class counts, and so does a hook that the call registered.
     """
-    yield from _Comparison().modules("", original, copy)
+    yield from _ModuleComparison().modules("", original, copy)
 
 
 def _is_installed_anew(hook: Any) -> bool:
@@ -60,7 +60,7 @@ def asks_for(kind: type, name: str) -> bool:
 _ASKING = {"getattr", "hasattr", "__dict__", "vars"}
 
 
-class _Comparison:
+class _ModuleComparison:
     """Comparison of a module with its copy; each object is compared once."""
 
     def __init__(self) -> None:

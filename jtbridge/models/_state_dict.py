@@ -92,7 +92,7 @@ def _loaded_copy(
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)
     expected = copy.state_dict()
-    given = {key: _copied_to_torch(value) for key, value in state_dict.items()}
+    given = {key: _own_tensor(value) for key, value in state_dict.items()}
     given |= {other: given[first] for other, first in other_names.items() if other in expected.keys() - given}
     _complete(given, expected, ties)
     _check_entries(name, given, expected)
@@ -126,7 +126,7 @@ def _shared_or_copied(array: Any) -> torch.Tensor:
     return shared_tensor(array) if is_local and array.device.platform == "cpu" else to_torch(array, copy=True)  # type: ignore[union-attr]
 
 
-def _copied_to_torch(value: Any) -> Any:
+def _own_tensor(value: Any) -> Any:
     if isinstance(value, jax.Array | np.ndarray):
         return to_torch(np.asarray(value) if isinstance(value, np.ndarray) else value, copy=True)
     return value

@@ -8,7 +8,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._compat import add_linearization, is_staging
-from jtbridge.capture import Split, check_differentiable, split
+from jtbridge.capture import Split, check_differentiable, split_or_reason
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import (
@@ -52,7 +52,7 @@ def _forward_with_residuals(
     translated = will_translate(fn, backend)
     if fn.base.batched and not translated:  # the graphs of a split are only valid for the number of rows of the trace
         return torch_call(*primals, fn=fn, backend=backend), [], None
-    parts = split(fn, wrt, outs, translated=translated)
+    parts = split_or_reason(fn, wrt, outs, translated=translated)
     if not isinstance(parts, Split):
         return torch_call(*primals, fn=fn, backend=backend), [], None
     everything = bind(torch_forward_p, *primals, fn=fn, forward=parts.forward, backend=backend)

@@ -19,7 +19,7 @@ from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import describe, differentiable, sharded_like
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import Vjp
-from jtbridge.translate import nonlinearity
+from jtbridge.translate import nonlinear_reason
 
 from ._binding import torch_call
 
@@ -45,7 +45,7 @@ def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Seq
     ]
     if not outs or not wrt:
         return found
-    reason = nonlinearity(fn, wrt)
+    reason = nonlinear_reason(fn, wrt)
     if reason is not None:
         raise DifferentiationError(
             f"{describe(fn)} was to be transposed, which takes a linear function: {reason}. If it is linear, pass its "

@@ -155,17 +155,17 @@ def _what_happened(error: Exception) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
+class _CheckCase:
     inputs: list[Any]
     program: Callable[[Callable[..., Any]], Callable[..., Any]]  # traced function -> function to compare
     reference: TorchFunction  # torch's function of the same inputs
 
 
-def _value_case(traced: TracedFunction, operands: list[Any]) -> _Case:
-    return _Case(operands, lambda call: call, traced)
+def _value_case(traced: TracedFunction, operands: list[Any]) -> _CheckCase:
+    return _CheckCase(operands, lambda call: call, traced)
 
 
-def _vjp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _vjp_case(traced: TracedFunction, operands: list[Any]) -> _CheckCase | None:
     wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
@@ -179,10 +179,10 @@ def _vjp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
         return run
 
-    return _Case([*operands, *cotangents], program, Vjp(traced, wrt, outs))
+    return _CheckCase([*operands, *cotangents], program, Vjp(traced, wrt, outs))
 
 
-def _jvp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _jvp_case(traced: TracedFunction, operands: list[Any]) -> _CheckCase | None:
     wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
@@ -196,10 +196,10 @@ def _jvp_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
         return run
 
-    return _Case([*operands, *tangents], program, Jvp(traced, wrt, outs))
+    return _CheckCase([*operands, *tangents], program, Jvp(traced, wrt, outs))
 
 
-def _vmap_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+def _vmap_case(traced: TracedFunction, operands: list[Any]) -> _CheckCase | None:
     """Return the case of two rows: the inputs, and the inputs with the floats halved.
 
     Constants and the key have no batch axis.
@@ -212,10 +212,10 @@ def _vmap_case(traced: TracedFunction, operands: list[Any]) -> _Case | None:
         for x, type_ in zip(operands[:count], traced.in_types, strict=False)
     ]
     dims = (*(0,) * count, *(None,) * (len(operands) - count))
-    return _Case([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(traced, dims, 2))
+    return _CheckCase([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(traced, dims, 2))
 
 
-_CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
+_CASES: dict[str, Callable[[TracedFunction, list[Any]], _CheckCase | None]] = {
     "value": _value_case,
     "vjp": _vjp_case,
     "jvp": _jvp_case,
@@ -223,7 +223,7 @@ _CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
 }
 
 
-def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case, device: str) -> Comparison:
+def _comparison(backend: str, mode: str, traced: TracedFunction, case: _CheckCase, device: str) -> Comparison:
     program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=traced, backend=backend)))
     got = list(program(*case.inputs))
     if traced.traits.effects.random_operator is not None:

@@ -23,7 +23,7 @@ from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, s
 from ._watch import InputWanted, TakenArrays, Watch, WriteAndDrawMode
 
 
-class _Run(NamedTuple):
+class _ExaminationRun(NamedTuple):
     """One run of the function."""
 
     result: list[Any]
@@ -88,7 +88,7 @@ class Examination:
         if not self.found.get((kind, what)):
             self.found[kind, what] = line
 
-    def _run(self, before: _Run | None = None) -> _Run | None:
+    def _run(self, before: _ExaminationRun | None = None) -> _ExaminationRun | None:
         """Run the function once and restore the state that it changes; return None if the function asks for input.
 
         With `before`, an earlier run, also find the lines that change the parts that changed in that run, and record
@@ -110,7 +110,7 @@ class Examination:
         if before is not None:
             for change in mutated:
                 self.note("argument mutated", f"`{change.path}`", self._watch.lines.get(str(change), ""))
-        return _Run(result, changes, parts)
+        return _ExaminationRun(result, changes, parts)
 
     def _call(self) -> list[Any]:
         with contextlib.nullcontext() if self._seed is None else random_numbers.seeded_by(*self._seed):
@@ -137,7 +137,7 @@ class Examination:
                 for tensor, value in zip(self._tensors, self._values, strict=True):
                     tensor.copy_(value)
 
-    def _is_constant(self, first: _Run) -> bool:
+    def _is_constant(self, first: _ExaminationRun) -> bool:
         """Return whether a run wrote only lazily built constants.
 
         The test: with other arguments, the function writes the same values; run again with these, it writes nothing

@@ -20,7 +20,7 @@ from torch import fx
 from jtbridge._backends import choose_backend, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls._wrap import Wrapped, as_wrapped
 from jtbridge.calls.eager import unshareable_reason
-from jtbridge.capture import Split, Trial, aten_graph, draws, split
+from jtbridge.capture import Split, Trial, aten_graph, draws, split_or_reason
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -201,7 +201,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
     platform = jax.default_backend()
-    module = _forward_graph(traced)
+    module = _graph_if_traceable(traced)
     nodes = [] if module is None else _nodes(module)
     counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
@@ -246,7 +246,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
-def _forward_graph(traced: TracedFunction) -> fx.GraphModule | None:
+def _graph_if_traceable(traced: TracedFunction) -> fx.GraphModule | None:
     """Return the forward graph, or None if torch cannot trace the function."""
     try:
         return aten_graph(traced)
@@ -278,7 +278,7 @@ def _gradient_function(traced: TracedFunction) -> TorchFunction | None:
     if not wrt or not outs:
         return None
     if traced.traits.has_dynamic_sizes and untranslatable_reason(traced) is None:
-        found = split(traced, wrt, outs, translated=True)
+        found = split_or_reason(traced, wrt, outs, translated=True)
         if isinstance(found, Split):
             return found.backward
     return Vjp(traced, wrt, outs)

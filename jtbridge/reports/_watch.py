@@ -76,7 +76,7 @@ class Watch:
             return trace_lines
 
         def trace(frame: Any, event: str, _: Any) -> Any:
-            return trace_lines if _is_users(frame) else None
+            return trace_lines if _is_users_frame(frame) else None
 
         outer = sys.gettrace()
         sys.settrace(trace)
@@ -100,7 +100,7 @@ class Watch:
             self._note("random numbers", f"`torch.{code.co_name}`", frame, through=_QUIET | {"torch"})
         if module == "os" and code.co_qualname == "_Environ.__getitem__":
             self._note("state read", "the environment", frame)
-        if not _is_users(frame) or code in self._codes or _imports(frame):
+        if not _is_users_frame(frame) or code in self._codes or _imports(frame):
             return
         self._codes.add(code)
         for instruction in dis.get_instructions(code):
@@ -138,7 +138,7 @@ class Watch:
 
     def _note(self, kind: str, what: str, frame: Any, *, through: frozenset[str] = _QUIET) -> None:
         """Record a side effect if the user's code causes it, itself or through calls of the libraries `through`."""
-        while frame is not None and not _is_users(frame):
+        while frame is not None and not _is_users_frame(frame):
             if (frame.f_globals.get("__name__") or "").partition(".")[0] not in through:
                 return
             frame = frame.f_back
@@ -208,7 +208,7 @@ def _is_data(value: Any) -> bool:
     return value is not None and not callable(value) and not of_library(module_of(type(value)))
 
 
-def _is_users(frame: Any) -> bool:
+def _is_users_frame(frame: Any) -> bool:
     return not of_library(frame.f_globals.get("__name__") or "")
 
 
@@ -230,6 +230,6 @@ def _line_of_frame(frame: Any) -> str:
 
 def _users_line() -> str:
     frame: Any = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
+    while frame is not None and not _is_users_frame(frame):
         frame = frame.f_back
     return "" if frame is None else _line_of_frame(frame)

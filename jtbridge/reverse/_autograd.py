@@ -57,7 +57,7 @@ class Differentiated(SingleLevelFunction):
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)
             results, residuals = results[:count], results[count:]
-            saved = _kept(ctx.layout, results, residuals)
+            saved = _tensors_to_save(ctx.layout, results, residuals)
         ctx.save_for_backward(*tensors, *saved)
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*[x for x in results if not is_inexact(x)])
@@ -123,6 +123,8 @@ def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:
     return not is_transforming() and not in_forward_mode() and runs_program(tensors)
 
 
-def _kept(layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _tensors_to_save(
+    layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Return the tensors to save in addition to the arguments, in the order of the residuals."""
     return [(results if kind == "result" else residuals)[i] for kind, i in layout.kept if kind != "argument"]

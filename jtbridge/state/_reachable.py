@@ -136,7 +136,7 @@ class ReachableState:
             contents = [*self._records_of_contents()]
             is_changed = bool(fresh)
             for record in [*self._changed_classes_and_dicts(), *reversed(contents)]:
-                wanted = _replaced(record.contents, fresh) if fresh else record.contents
+                wanted = _with_fresh_iterators(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
                     record.kind.write(record.obj, wanted)
                     is_changed = True
@@ -211,7 +211,7 @@ class ReachableState:
         return [known for known in self._saved.positions if not same(known.position, position_of(known.iterator))]
 
 
-def _replaced(contents: Any, fresh: dict[int, Any]) -> Any:
+def _with_fresh_iterators(contents: Any, fresh: dict[int, Any]) -> Any:
     """Return the contents of an object with fresh iterators in place of advanced ones."""
     if isinstance(contents, dict) and any(id(value) in fresh for value in contents.values()):
         return {key: fresh.get(id(value), value) for key, value in contents.items()}

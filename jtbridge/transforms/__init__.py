@@ -22,4 +22,4 @@ from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp, dense_gradient
 from ._vmap import Vmap, of_results, unbatched
-from ._vmap_guard import KeptTensorError, SetGuard
+from ._vmap_guard import SetGuard, StoredTensorError

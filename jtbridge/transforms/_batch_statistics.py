@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from jtbridge.core.messages import text_of
 
-from ._composite import in_order_of_torch, per_channel, scaled, update_running_statistics
+from ._composite import channel_shape, in_order_of_torch, scaled, update_running_statistics
 
 
 def is_refusal(error: Exception) -> bool:
@@ -49,7 +49,7 @@ def _native_batch_norm(
     if training:
         update_running_statistics(input, running_mean, running_var, momentum)
         return torch.native_batch_norm(input, weight, bias, None, None, True, momentum, eps)
-    shape = per_channel(input)
+    shape = channel_shape(input)
     out = (input - running_mean.reshape(shape)) * torch.rsqrt(running_var.reshape(shape) + eps)
     return scaled(out, weight, bias, shape).to(input.dtype), input.new_empty(0), input.new_empty(0)
 

@@ -81,7 +81,7 @@ def _group_norm(
     del cudnn_enabled
     grouped = _half_to_float32(input).reshape(input.shape[0], num_groups, -1)
     out = _standardised(grouped, (2,), eps).reshape(input.shape)
-    return scaled(out, weight, bias, per_channel(input)).to(input.dtype)
+    return scaled(out, weight, bias, channel_shape(input)).to(input.dtype)
 
 
 def _functional_batch_norm(
@@ -98,7 +98,7 @@ def _functional_batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     update_running_statistics(input, running_mean, running_var, momentum)
     dims = (0, *range(2, input.dim()))
-    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, channel_shape(input)).to(input.dtype)
 
 
 def update_running_statistics(input: torch.Tensor, running_mean: Any, running_var: Any, momentum: float) -> None:
@@ -145,7 +145,7 @@ def _functional_instance_norm(
     if not use_input_stats or running_mean is not None:  # running statistics: left to torch
         return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     dims = tuple(range(2, input.dim()))
-    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+    return scaled(_standardised(_half_to_float32(input), dims, eps), weight, bias, channel_shape(input)).to(input.dtype)
 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
@@ -157,11 +157,11 @@ def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any
     # higher derivatives are 0 too.
     apart = (differences != 0).any(-1)
     padded = torch.where(apart.unsqueeze(-1), differences, 1.0)
-    distances = _largest(padded.abs()) if p == math.inf else torch.linalg.vector_norm(padded, p, -1)
+    distances = _largest_of_last_axis(padded.abs()) if p == math.inf else torch.linalg.vector_norm(padded, p, -1)
     return torch.where(apart, distances, 0.0)
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _largest_of_last_axis(x: torch.Tensor) -> torch.Tensor:
     """Return the largest values along the last axis. As in `cdist`, each of several equal ones has the whole gradient.
 
     `amax` shares the gradient among them.
@@ -229,7 +229,7 @@ def _multi_head_attention(*args: Any, need_weights: bool = True, **kwargs: Any) 
     return F.multi_head_attention_forward(*args, need_weights=True, **kwargs)[0], None
 
 
-def per_channel(input: torch.Tensor) -> tuple[int, ...]:
+def channel_shape(input: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (input.dim() - 2))
 
 
@@ -250,6 +250,6 @@ COMPOSITE = {
 # Functions for which torch has a gradient, but no forward mode and no second derivative. The forward derivative of such
 # a function is computed from its replacement.
 _ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-WITH_A_GRADIENT_ALONE = {f: COMPOSITE[f] for f in _ATTENTION}
+WITHOUT_FORWARD_MODE = {f: COMPOSITE[f] for f in _ATTENTION}
 # Functions whose gradient cannot be differentiated even once, which a forward derivative by two reverse modes does.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -13,7 +13,7 @@ from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
 
-from ._composite import COMPOSITE, WITH_A_GRADIENT_ALONE, ReplacementMode
+from ._composite import COMPOSITE, WITHOUT_FORWARD_MODE, ReplacementMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager
     """Return a context that replaces fused functions which torch does not differentiate as often as `fn` needs."""
     if fn.base.traits.autograd.fused_norm is None:
         return contextlib.nullcontext()
-    return ReplacementMode(COMPOSITE if fn.order > 1 else WITH_A_GRADIENT_ALONE)
+    return ReplacementMode(COMPOSITE if fn.order > 1 else WITHOUT_FORWARD_MODE)
 
 
 def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:

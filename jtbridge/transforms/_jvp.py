@@ -86,12 +86,12 @@ class Jvp(Derived):
             or self.fn.order > 0
             or traits.autograd.switches_grad_mode
             or traits.autograd.uses_data
-            or traits.autograd.writes_unseen
+            or traits.autograd.unseen_write_reason
             or traits.autograd.inner_autograd
             or traits.autograd.forward_mode  # torch 2.13 treats the tangent of a Function in two levels as 0
             or traits.custom_operator
             or traits.autograd.wrong_forward_mode
-            or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient
+            or traits.untraceable_reason  # no trace has shown whether forward mode agrees with the gradient
             or self.base.cache.reads_graph
             or differentiating()
             or any(tensor.requires_grad for tensor in tensors)
@@ -118,7 +118,7 @@ class Jvp(Derived):
         a norm at zero, or if the function may overwrite values that the gradient reads. A trace has no values, so NaN
         is not detected there.
         """
-        hidden = self.base.traits.autograd.writes_unseen
+        hidden = self.base.traits.autograd.unseen_write_reason
         if hidden is not None:
             if not self._has_small_jacobian():
                 raise DifferentiationError(
@@ -174,7 +174,8 @@ class Jvp(Derived):
         def products(units: Sequence[torch.Tensor]) -> torch.Tensor:
             batch = None
             with contextlib.suppress(RuntimeError):  # torch has no batching rule
-                if self.base.traits.autograd.writes_unseen is None:  # else torch.func reads other values than autograd
+                # Otherwise torch.func reads other values than autograd.
+                if self.base.traits.autograd.unseen_write_reason is None:
                     batch = torch.func.vmap(product)(*units)
             if batch is None or have_nan([batch]):  # torch has other formulas for batches, which may divide 0 by 0
                 batch = torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])

@@ -96,7 +96,7 @@ class Vjp(Derived):
             with around or contextlib.nullcontext():
                 results = self._results(inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
-            if again and self.base.traits.untraceable:  # traceable functions were examined before they run
+            if again and self.base.traits.untraceable_reason:  # traceable functions were examined before they run
                 self.base.cache.once_differentiable = once_differentiable_in([y for y, _ in pairs])
                 refuse_once_differentiable(self.base, 2)
             if not pairs:

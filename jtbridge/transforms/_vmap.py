@@ -80,7 +80,7 @@ class Vmap(Derived):
         """Run all rows by one call of torch.vmap, which raises if it cannot batch the function.
 
         By default a key that is not batched draws the same numbers for every row, as in JAX. With `has_state`, the
-        function may keep tensors, and an error is raised if it keeps a tensor of the batch.
+        function may store tensors, and an error is raised if it stores a tensor of the batch.
         """
         guard = VmapGuard(tensors, self.dims, has_state=has_state)
         with guard, control_flow_outside_modes(_refuse_control_flow):
@@ -90,7 +90,7 @@ class Vmap(Derived):
                 return self.fn(*row)
 
             results = torch.func.vmap(of_row, in_dims=self.dims, randomness=randomness)(*tensors)
-        guard.check_kept()
+        guard.check_escaped()
         guard.check_errors(is_derivative=isinstance(self.fn, Derived))
         if any(y.dim() == 0 or len(y) != self.size for y in results):
             raise NotImplementedError("torch.vmap gives a result without the batch axis")

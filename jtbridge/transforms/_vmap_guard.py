@@ -61,8 +61,8 @@ _WITH_INDICES = frozenset(
 _OF_GRAPH = frozenset({"grad", "backward"})
 
 
-class KeptTensorError(NotImplementedError):
-    """A function kept a tensor of a batch of torch.vmap."""
+class StoredTensorError(NotImplementedError):
+    """A function stored a tensor of a batch of torch.vmap."""
 
     def __init__(self) -> None:
         super().__init__("the function keeps a tensor of the batch, which belongs to no row")
@@ -99,7 +99,7 @@ class VmapGuard(TorchFunctionMode):
     ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
 
     A tensor of the batch cannot be used after the call: every later operation on it fails, or treats it as a tensor of
-    another batch. So `check_kept` raises if the function kept one, in an attribute or a list for example.
+    another batch. So `check_escaped` raises if the function stored one, in an attribute or a list for example.
 
     The function may catch an error, as in ``try: n = int(x.sum())``, which a row might not raise. `check_errors` raises
     it again after the function.
@@ -107,7 +107,7 @@ class VmapGuard(TorchFunctionMode):
     Args:
         tensors: the arguments of torch.vmap.
         dims: their batch axes.
-        has_state: whether the function may keep tensors. Then the mode records the tensors that the function gets.
+        has_state: whether the function may store tensors. Then the mode records the tensors that the function gets.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None], *, has_state: bool = False):
@@ -141,20 +141,20 @@ class VmapGuard(TorchFunctionMode):
             for result in results:
                 self.note(result)
 
-    def check_kept(self) -> None:
+    def check_escaped(self) -> None:
         """Raise if a tensor of the batch is still alive after the call.
 
         Raises:
-            KeptTensorError: such a tensor exists.
+            StoredTensorError: such a tensor exists.
         """
         for generation in range(3):  # it may be part of a reference cycle that nothing refers to
-            if not self._is_any_kept():
+            if not self._has_any_escaped():
                 return
             gc.collect(generation)
-        if self._is_any_kept():
-            raise KeptTensorError
+        if self._has_any_escaped():
+            raise StoredTensorError
 
-    def _is_any_kept(self) -> bool:
+    def _has_any_escaped(self) -> bool:
         alive = (ref() for ref in self._seen.values())
         return any(functorch_level(tensor) == self._depth for tensor in alive if tensor is not None)
 

@@ -55,7 +55,9 @@ def run_blocks(
         keys: returns the key of a draw from its number.
         scan: whether a scan runs the blocks, over inputs stacked in each call; otherwise each block is a call.
     """
-    each = (_scanned if scan else _called)(_Blocks.of(repetition, values), _block_function(repetition, run, keys))
+    each = (_scanned if scan else _called_blocks)(
+        _Blocks.of(repetition, values), _block_function(repetition, run, keys)
+    )
     return {
         nodes[i]: value
         for nodes, results in zip(repetition.blocks, each, strict=True)
@@ -113,7 +115,7 @@ def _block_function(repetition: Repetition, run: Run, keys: Keys) -> _Block:
     return block
 
 
-def _called(blocks: _Blocks, block: _Block) -> list[list[Any]]:
+def _called_blocks(blocks: _Blocks, block: _Block) -> list[list[Any]]:
     """Return the results of each block. All calls are of one function, which JAX traces and lowers once."""
     one = jax.jit(block)
     carry, each = blocks.carry, []

@@ -17,7 +17,7 @@ from jtbridge.core.convert import to_jax
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
-from ._operators import obstacle, share_without_lowering
+from ._operators import missing_lowering_reason, share_without_lowering
 from ._program import graph_of, translation_key
 
 # The largest share of operators that torch may run inside a program. Measured on a CPU for chains of 48 operators: an
@@ -42,7 +42,7 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
     islands = traced.islands
     if islands == "auto":
         islands = "auto" if share_without_lowering(module) <= _MAX_SHARE_WITHOUT_LOWERING else "faster"
-        if islands == "faster" and (reason := obstacle(module)) is not None:
+        if islands == "faster" and (reason := missing_lowering_reason(module)) is not None:
             return _untranslatable(
                 traced,
                 TranslationError(

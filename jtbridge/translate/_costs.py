@@ -81,7 +81,7 @@ def workload_of(node: fx.Node) -> Workload | None:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return None
-    tensors = [x for x in map(_tensor_of, node.all_input_nodes) if isinstance(x, torch.Tensor)]
+    tensors = [x for x in map(tensor_of, node.all_input_nodes) if isinstance(x, torch.Tensor)]
     if not tensors or not all(isinstance(size, int) for x in tensors for size in x.shape):
         return None
     kind, size = _MEASURES.get(str(target), _of_elements)(node, tensors)
@@ -183,7 +183,7 @@ def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tupl
 def _of_matmul(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     first, second = _array_nodes(node)[-2:]
     kind = "first transposed" if is_transposed(first) else ""  # such as in the gradient of a weight
-    return kind, node.meta["val"].numel() * _tensor_of(second).shape[-2]
+    return kind, node.meta["val"].numel() * tensor_of(second).shape[-2]
 
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
@@ -224,15 +224,18 @@ def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 def _tensor_arguments(node: fx.Node) -> list[torch.Tensor]:
     """Return the tensors among the positional arguments; a tensor that is passed twice occurs twice."""
-    return [_tensor_of(x) for x in _array_nodes(node)]
+    return [tensor_of(x) for x in _array_nodes(node)]
 
 
 def _array_nodes(node: fx.Node) -> list[fx.Node]:
     return [x for x in node.args if isinstance(x, fx.Node)]
 
 
-def _tensor_of(x: fx.Node) -> Any:
-    return getattr(x.graph.owning_module, str(x.target), None) if x.op == "get_attr" else x.meta.get("val")
+def tensor_of(node: fx.Node) -> Any:
+    """Return the fake tensor of an argument, or its constant."""
+    if node.op == "get_attr":
+        return getattr(node.graph.owning_module, str(node.target), None)
+    return node.meta.get("val")
 
 
 _MEASURES: dict[str, Callable[[fx.Node, list[torch.Tensor]], tuple[str, int]]] = {

@@ -21,10 +21,10 @@ _KEY = "jtbridge_decomposition"
 
 def decomposable(node: fx.Node) -> bool:
     """Return whether a node's operator has a decomposition."""
-    return isinstance(node.target, OpOverload) and _decomposition_of(node.target) is not None
+    return isinstance(node.target, OpOverload) and _decomposing_function(node.target) is not None
 
 
-def _decomposition_of(operator: OpOverload) -> Callable | None:
+def _decomposing_function(operator: OpOverload) -> Callable | None:
     """Return torch's decomposition, or the function of a fused chain or of a ``torch.library.triton_op`` operator."""
     of_chain = FUSABLE_FUNCTIONS.get(operator.name())
     return of_chain or decomposition_of(operator) or function_of_triton_operator(operator)
@@ -63,7 +63,7 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:
     """Return the graph of a node's decomposition, whose nodes get the origin of the node."""
-    module = _graph_of_function(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
+    module = _graph_of_function(_decomposing_function(node.target), plain)  # type: ignore[arg-type]
     draws = 0
     for inner in module.graph.nodes:
         notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}

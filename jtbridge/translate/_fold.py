@@ -66,7 +66,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 def _is_small_constant(node: fx.Node) -> bool:
     value = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    return isinstance(value, torch.Tensor) and not is_zero(value) and _is_small(value)
+    return isinstance(value, torch.Tensor) and not is_zero(value) and _is_small_tensor(value)
 
 
 def _can_be_known(node: fx.Node) -> bool:
@@ -76,11 +76,11 @@ def _can_be_known(node: fx.Node) -> bool:
         and node.target.namespace == "aten"
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and "empty" not in str(node.target)
-        and _is_small(node.meta.get("val"))
+        and _is_small_tensor(node.meta.get("val"))
     )
 
 
-def _is_small(value: Any) -> bool:
+def _is_small_tensor(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided

@@ -21,7 +21,7 @@ from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.materialized import materialized
 from jtbridge.core.messages import kind_of
-from jtbridge.core.runner import lost_tensor_error
+from jtbridge.core.runner import unrecorded_tensor_error
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import Lowering, find, find_kernel
@@ -30,7 +30,7 @@ from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed_nodes
 from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, workload_for_torch
-from ._operators import describe_node, is_known, obstacle, without_lowering
+from ._operators import describe_node, is_known, missing_lowering_reason, without_lowering
 from ._regions import bind_region, regions_of
 from ._repetition import Repetition, with_repetitions
 
@@ -39,7 +39,7 @@ def _numpy_constant(tensor: torch.Tensor) -> np.ndarray:
     if is_zero(tensor):
         return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
     if isinstance(tensor, FakeTensor):
-        raise lost_tensor_error()
+        raise unrecorded_tensor_error()
     if tensor.device.type not in ("cpu", "cuda"):
         raise TranslationError(f"its graph has a constant on device `{tensor.device}`, which JAX cannot hold")
     return to_numpy(tensor.cpu())
@@ -69,18 +69,18 @@ def _has_negative_zero(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.floating) and bool(np.any((value == 0) & np.signbit(value)))
 
 
-def _to_bytes(x: jax.Array) -> jax.Array:
+def _array_to_bytes(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
 
 
-def _from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> jax.Array:
+def _array_from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> jax.Array:
     wanted = numpy_dtype(dtype, "a residual")
     return jax.lax.bitcast_convert_type(data.reshape(*shape, wanted.itemsize), wanted)
 
 
 _IN_JAX: Mapping[Any, Callable[..., Any]] = {
-    to_bytes: _to_bytes,
-    from_bytes: _from_bytes,
+    to_bytes: _array_to_bytes,
+    from_bytes: _array_from_bytes,
     materialized_tensor: materialized,
 }
 
@@ -219,7 +219,7 @@ class Interpretation:
     def _decomposed(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
         """Return the value of a node by interpreting torch's decomposition of its operator."""
         module = decomposition(node)
-        reason = obstacle(module)
+        reason = missing_lowering_reason(module)
         if reason is not None:
             raise TranslationError(f"`{self._name}`: in the decomposition of {describe_node(node)}, {reason}")
         arrays = [values[x] for x in tensor_inputs(node)]
@@ -240,7 +240,7 @@ class Interpretation:
         @one.def_vmap
         def over_batch(size: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Any], list[bool]]:
             module = batched_decomposition(node, size, batched)
-            reason = obstacle(module)
+            reason = missing_lowering_reason(module)
             if reason is not None:
                 raise TranslationError(f"`{self._name}`: in the batching rule of {describe_node(node)}, {reason}")
             results = self._runner(module, keys)(*arrays)

@@ -47,7 +47,7 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
 from jtbridge.transforms import Vmap, unbatched
 
-from ._costs import Workload, may_be_faster, workload_of
+from ._costs import Workload, may_be_faster, tensor_of, workload_of
 
 # Parts of the names of operators whose results depend on the strides of their arguments, or have undefined values.
 _BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
@@ -348,13 +348,6 @@ def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...])
         once = [1 if i in repeated else size for i, size in enumerate(shape)]
         return _laid_out(x, tuple(once), strides).expand(shape)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def tensor_of(node: fx.Node) -> Any:
-    """Return the fake tensor of an argument, or its constant."""
-    if node.op == "get_attr":
-        return getattr(node.graph.owning_module, str(node.target), None)
-    return node.meta.get("val")
 
 
 def _results(node: fx.Node) -> list[Any]:

@@ -23,7 +23,7 @@ from jtbridge.transforms import Jvp, Vjp, unbatched
 from ._program import jax_semantics, precision, translate
 
 
-def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
+def nonlinear_reason(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     """Return why the transpose of `fn` in its inputs `wrt` is not its vector-Jacobian product at zero; None if it is.
 
     Every operator that depends on the inputs must be linear in them, by the table below; or JAX must be able to
@@ -33,13 +33,13 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     fn = unbatched(fn)
     if isinstance(fn, Vjp | Jvp) and min(wrt) >= len(fn.fn.in_types):
         return None  # a derivative is linear in its tangents or cotangents
-    known = fn.base.cache.nonlinearities
+    known = fn.base.cache.nonlinear_reasons
     if (fn, wrt) not in known:
-        known[fn, wrt] = _nonlinearity(fn, wrt)
+        known[fn, wrt] = _nonlinear_reason(fn, wrt)
     return known[fn, wrt]
 
 
-def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
+def _nonlinear_reason(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     traits = fn.base.traits
     if traits.autograd.switches_grad_mode or traits.autograd.uses_data:
         return "it computes a part without gradients (`torch.no_grad()` or `.data`), which its derivative leaves out"

@@ -20,7 +20,8 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.core.messages import summary_of
 from jtbridge.core.signals import raise_if_from_signal
 
-from ._islands import island_of, tensor_of, torch_island_p
+from ._costs import tensor_of
+from ._islands import island_of, torch_island_p
 from ._program import jax_semantics, precision
 
 _ROUNDS = 5

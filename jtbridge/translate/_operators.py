@@ -25,7 +25,7 @@ _CALL = 'backend="dlpack" or "callback"'
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes, materialized_tensor})
 
 
-def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:
+def missing_lowering_reason(module: fx.GraphModule, *, islands: bool = False) -> str | None:
     """Return why the first node without a lowering and a decomposition cannot be translated; None if all nodes can.
 
     With `islands`, torch may run nodes inside the program.
@@ -52,7 +52,7 @@ def _lacks_lowering(node: fx.Node) -> bool:
     if not decomposable(node):
         return True
     try:
-        return obstacle(decomposition(node)) is not None
+        return missing_lowering_reason(decomposition(node)) is not None
     except Exception as error:  # noqa: BLE001  (torch's code for it does not take such arguments)
         raise_if_from_signal(error)
         return True

@@ -32,7 +32,7 @@ from ._costs import may_be_tuned
 from ._high_rank import with_clamped_sums
 from ._interpret import Interpretation
 from ._islands import island_of, islands_in
-from ._operators import obstacle
+from ._operators import missing_lowering_reason
 from ._regions import with_regions
 
 Run = Callable[..., list[Any]]
@@ -267,7 +267,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
     if fn.base.traits.has_dynamic_sizes:
         with forgetting_graph_sources():
             module = with_regions(module)
-    reason = obstacle(module, islands=fn.base.islands in ("auto", "needed"))
+    reason = missing_lowering_reason(module, islands=fn.base.islands in ("auto", "needed"))
     if reason is not None:
         raise TranslationError(f"`{fn.base.name}`: {reason}")
     return module

@@ -24,7 +24,8 @@ from jtbridge.core.overlap import may_overlap
 from jtbridge.core.writes import written_arguments
 from jtbridge.errors import TranslationError
 
-from ._islands import Island, bind, graph_inputs, is_array, tensor_of
+from ._costs import tensor_of
+from ._islands import Island, bind, graph_inputs, is_array
 
 _BY_STRIDES = ("as_strided", "_reshape_alias", "resize")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -49,7 +50,7 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
             for node in part:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             continue
-        reason = _ineligible_reason(part, inputs, results)
+        reason = _ineligible_region_reason(part, inputs, results)
         if reason is not None:
             cause = _dependence_reason(_first_dependent(part))
             raise TranslationError(f"{cause}, and torch cannot run this part alone: {reason}")
@@ -152,7 +153,9 @@ def _border(part: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     return list(inputs), [node for node in part if not inside.issuperset(node.users)]
 
 
-def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> str | None:
+def _ineligible_region_reason(
+    part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]
+) -> str | None:
     """Return why torch cannot run the nodes of a region inside a translated program; None if it can."""
     for node in part:
         if node.op == "output":

@@ -83,7 +83,7 @@ def with_repetitions(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, np.nd
     order = _scheduled(nodes, constants)
     first = next(i for i, node in enumerate(order) if _is_run(node, constants) or node.op == "output")
     graph = _Graph(order, constants)
-    return [*order[:first], *_search(graph, first, len(order) - 1), order[-1]]
+    return [*order[:first], *_with_repetitions(graph, first, len(order) - 1), order[-1]]
 
 
 def _is_run(node: fx.Node, constants: Mapping[fx.Node, Any]) -> bool:
@@ -198,7 +198,7 @@ def _type_key(value: Any) -> Any:
     return tuple(map(_type_key, value)) if isinstance(value, list | tuple) else repr(value)
 
 
-def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetition]:
+def _with_repetitions(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetition]:
     """Yield the nodes between two positions, with repetitions in place of their nodes.
 
     The longest repetition is found first, then those before and after it.
@@ -208,9 +208,9 @@ def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetitio
         yield from graph.nodes[start:end]
         return
     first, last = graph.position[found.blocks[0][0]], graph.position[found.blocks[-1][-1]]
-    yield from _search(graph, start, first)
+    yield from _with_repetitions(graph, start, first)
     yield found
-    yield from _search(graph, last + 1, end)
+    yield from _with_repetitions(graph, last + 1, end)
 
 
 def _longest(graph: _Graph, start: int, end: int) -> Repetition | None:
@@ -237,7 +237,7 @@ def _at_best_start(graph: _Graph, first: int, length: int, period: int) -> Repet
     found: list[Repetition] = []
     starts = range(first, first + min(period, length - (_MIN_BLOCKS - 1) * period + 1))
     end = first + length + period
-    carried = _carried(graph, first, end, period)
+    carried = _carried_counts(graph, first, end, period)
     for start in sorted(starts, key=lambda start: (carried[start - first], start))[:_MAX_STARTS]:
         repetition = _repetition(graph, start, period, (end - start) // period)
         if repetition is not None:
@@ -245,7 +245,7 @@ def _at_best_start(graph: _Graph, first: int, length: int, period: int) -> Repet
     return max(found, key=lambda r: (len(r.blocks), -len(r.inputs)), default=None)
 
 
-def _carried(graph: _Graph, first: int, end: int, period: int) -> list[int]:
+def _carried_counts(graph: _Graph, first: int, end: int, period: int) -> list[int]:
     """Return, for each of `period` possible starts of a block, how many values the block takes from earlier blocks.
 
     The values are counted for a block in the middle of the stretch. Values from before the stretch do not count.
@@ -266,7 +266,7 @@ def _repetition(graph: _Graph, start: int, period: int, count: int) -> Repetitio
         [x for i in range(start + b * period, start + (b + 1) * period) for x in graph.arguments[i]]
         for b in range(count)
     ]
-    origins = [[_origin(graph, x, start, b, period) for x in arguments[b]] for b in range(count)]
+    origins = [[_origin_in_blocks(graph, x, start, b, period) for x in arguments[b]] for b in range(count)]
     first, last = _longest_stretch(origins)
     if last - first + 1 < _MIN_BLOCKS:
         return None
@@ -280,7 +280,7 @@ _OUTSIDE, _ELSEWHERE = "outside", "elsewhere"
 _Origin = int | str
 
 
-def _origin(graph: _Graph, node: fx.Node, start: int, block: int, period: int) -> _Origin:
+def _origin_in_blocks(graph: _Graph, node: fx.Node, start: int, block: int, period: int) -> _Origin:
     place = graph.position[node] - start
     if place < 0:
         return _OUTSIDE
@@ -310,10 +310,10 @@ def _longest_stretch(origins: Sequence[Sequence[_Origin]]) -> tuple[int, int]:
 
 
 def _can_be_first(first: Sequence[_Origin], second: Sequence[_Origin]) -> bool:
-    return all(a == b or not (_is_inside(a) or _is_inside(b)) for a, b in zip(first, second, strict=True))
+    return all(a == b or not (_is_in_block(a) or _is_in_block(b)) for a, b in zip(first, second, strict=True))
 
 
-def _is_inside(place: _Origin) -> bool:
+def _is_in_block(place: _Origin) -> bool:
     return isinstance(place, int) and place >= 0
 
 
@@ -330,7 +330,7 @@ def _of_blocks(
     inputs: dict[Input, int] = {}
     uses: list[int | None] = []
     for place, source in enumerate(origins):
-        if _is_inside(source):
+        if _is_in_block(source):
             uses.append(None)
             continue
         nodes = tuple(arguments[b][place] for b in range(count))
@@ -346,14 +346,14 @@ def _of_blocks(
     crossing += [blocks[0][x.carried] for x in inputs if x.carried is not None]
     if not all(isinstance(node.meta.get("val"), torch.Tensor) for node in crossing):
         return None
-    draws = _draws(blocks)
+    draws = _draws_of_blocks(blocks)
     if draws is None:
         return None
     orders = [np.sign(graph.position[x.nodes[-1]] - graph.position[x.nodes[0]]) for x in inputs]
     return Repetition(blocks, tuple(inputs), tuple(uses), results, draws, bool(np.sum(orders) < 0))
 
 
-def _draws(blocks: Sequence[Sequence[fx.Node]]) -> dict[Draw, tuple[Draw, ...]] | None:
+def _draws_of_blocks(blocks: Sequence[Sequence[fx.Node]]) -> dict[Draw, tuple[Draw, ...]] | None:
     """Return the numbers of the draws of all blocks, by those of the first; None if they do not correspond."""
     found: dict[Draw, tuple[Draw, ...]] = {}
     for same in zip(*blocks, strict=True):

@@ -32,7 +32,7 @@ from jtbridge.errors import DifferentiationError, TranslationError
 
 from ._interpret import Interpretation
 from ._lower import lower_program
-from ._operators import obstacle
+from ._operators import missing_lowering_reason
 from ._program import jax_semantics, precision
 
 _EXAMPLES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 7, 5, 3, 2)
@@ -78,7 +78,7 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
     """
     module, environment, symbols = _graph_with_symbols(traced, shapes)
     _refuse_assumptions(traced, environment, symbols)
-    reason = obstacle(module)
+    reason = missing_lowering_reason(module)
     if reason is not None:
         raise TranslationError(f"`{traced.name}`: {reason}")
     for node in module.graph.nodes:

@@ -45,10 +45,12 @@ def jax_assembler() -> Path | None:
     plugin = next((name for name in _PLUGINS if f"{name}._triton" in sys.modules), None)
     if plugin is None:
         return None
-    return next((path for path in _candidates(plugin) if (11, 8) <= _assembler_version(path) != (12, 3, 103)), None)
+    return next(
+        (path for path in _assembler_paths(plugin) if (11, 8) <= _assembler_version(path) != (12, 3, 103)), None
+    )
 
 
-def _candidates(plugin: str) -> Iterator[Path]:
+def _assembler_paths(plugin: str) -> Iterator[Path]:
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         yield Path(folder) / "ptxas"
     packages = Path(str(sys.modules[f"{plugin}._triton"].__file__)).resolve().parent.parent

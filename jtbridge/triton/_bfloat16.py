@@ -44,7 +44,7 @@ def _bfloat16_constant(interpreter: Any) -> Any:
     return lambda self, value: handle(np.array([value], _BFLOAT16), bfloat16)
 
 
-def _convert(interpreter: Any) -> Any:
+def _float_conversion(interpreter: Any) -> Any:
     """Return a conversion from or to bfloat16 and the 8-bit floating-point types.
 
     The interpreter's own function converts 127 to 64: if the mantissa rounds up to the next power of two, the function
@@ -141,7 +141,7 @@ def _float32_data(x: Any) -> np.ndarray:
     return data.astype(np.float32) if data.dtype == _BFLOAT16 else data
 
 
-_FUNCTIONS = {"_get_np_dtype": _dtype, "_convert_float": _convert}
+_FUNCTIONS = {"_get_np_dtype": _dtype, "_convert_float": _float_conversion}
 _OPERATORS = {
     "create_masked_load": _masked_load,
     "create_masked_store": _masked_store,

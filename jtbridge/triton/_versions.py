@@ -27,10 +27,10 @@ def unsupported_reason(platform: str = "cuda") -> str | None:
         import_jax_triton()
     except Exception as error:  # noqa: BLE001  (a broken installation must not break the other backends)
         return f"jax-triton cannot be imported: {summary_of(error)}"
-    return _mismatch() or (_mismatch_on_amd() if platform == "rocm" else None)
+    return _mismatch_reason() or (_amd_mismatch_reason() if platform == "rocm" else None)
 
 
-def _mismatch() -> str | None:
+def _mismatch_reason() -> str | None:
     """Return why the installed versions do not work together: jax-triton 0.4 finds no NVIDIA backend in Triton 3.6."""
     triton, jax_triton = _installed_versions()
     if not passes_aliases_twice() and _major_minor(triton) < (3, 7):
@@ -41,7 +41,7 @@ def _mismatch() -> str | None:
     return None
 
 
-def _mismatch_on_amd() -> str | None:
+def _amd_mismatch_reason() -> str | None:
     """Return why the installed versions cannot compile for AMD.
 
     For AMD, Triton from 3.7 on reads `num_ctas`, the number of blocks of a cluster, and jax-triton up to 0.4.1 does not

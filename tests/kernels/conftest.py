@@ -51,7 +51,7 @@ def timed(untuned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tuning run on the simulated GPU. A test gives the times by replacing `_timing.milliseconds`."""
     if interpreting():
         pytest.skip("kernels are interpreted in this process: nothing is tuned")
-    monkeypatch.setattr(_timing, "why_not", lambda: None)
+    monkeypatch.setattr(_timing, "untimed_reason", lambda: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

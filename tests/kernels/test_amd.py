@@ -77,7 +77,7 @@ def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd, proven):
 def test_a_launch_says_where_jax_triton_cannot(on_amd, monkeypatch):
     from tests.launches.kernels import product
 
-    monkeypatch.setattr(_versions, "_mismatch_on_amd", lambda: "it cannot")
+    monkeypatch.setattr(_versions, "_amd_mismatch_reason", lambda: "it cannot")
     _versions.unsupported_reason.cache_clear()
     try:
         traced = jax.jit(jtbridge.wrap(product)).trace(jnp.ones((16, 16)), jnp.ones((16, 16)))

@@ -149,10 +149,10 @@ def test_the_first_assembler_on_PATH_with_a_supported_version_is_used(path, tmp_
 def test_without_an_assembler_on_PATH_that_of_the_wheel_is_used(path, monkeypatch):
     path("not a version")
     plugin = next(name for name in _assembler._PLUGINS if f"{name}._triton" in _assembler.sys.modules)
-    found = list(_assembler._candidates(plugin))
+    found = list(_assembler._assembler_paths(plugin))
     wheels = {"jax_cuda12_plugin": "nvidia-cuda-nvcc-cu12", "jax_cuda13_plugin": "nvidia-cuda-nvcc"}
     assert assembler_of(wheels[plugin]).resolve() in found
-    monkeypatch.setattr(_assembler, "_candidates", lambda plugin: iter(found[-2:]))
+    monkeypatch.setattr(_assembler, "_assembler_paths", lambda plugin: iter(found[-2:]))
     assert _assembler.jax_assembler() == assembler_of(wheels[plugin]).resolve()
 
 

@@ -74,7 +74,7 @@ def test_anew_once_something_was_tuned(doubled, tmp_path, monkeypatch):
         only = SoftmaxConfiguration(tile=1, block=4, warps=1)
         _tuning._tuned(tmp_path / "doubled.json", {"kernel": "doubled"}, [only], lambda c: 1.0)
 
-    monkeypatch.setattr(_tuning._timing, "why_not", lambda: None)
+    monkeypatch.setattr(_tuning._timing, "untimed_reason", lambda: None)
     for _ in range(2):
         doubled.primitive(x)
     with jtbridge.config(tune=True):

@@ -22,7 +22,7 @@ from jtbridge.core.primitive_rules import describe
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
-from jtbridge.transforms import KeptTensorError, SetGuard
+from jtbridge.transforms import SetGuard, StoredTensorError
 
 from ._arrays import MAX_COPIED_BYTES, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
@@ -170,7 +170,7 @@ def results_to_jax(results: list[torch.Tensor], arrays: list[jax.Array], fn: Tor
     return found
 
 
-_KEEPS_TENSORS = "keeps tensors"  # a notice: the function has kept a tensor of a batch, and may do so again
+_STORES_TENSORS = "stores tensors"  # a notice: the function has stored a tensor of a batch, and may do so again
 _MAX_CLEAN_RUNS = 512  # in `clean_runs`; beyond these, the state is saved before every run of another kind
 
 
@@ -194,12 +194,12 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         raise_if_from_signal(error)
         base.row_by_row = True
         base.clean_runs.discard(batch)
-        is_kept = isinstance(error, KeptTensorError)
-        if is_kept:
-            base.warnings_given.add(_KEEPS_TENSORS)
+        has_stored = isinstance(error, StoredTensorError)
+        if has_stored:
+            base.warnings_given.add(_STORES_TENSORS)
         if before is None:
             before = StateBeforeRun(base.name, base.roots())
-            if is_kept:
+            if has_stored:
                 before.refuse_escaped()
             result = once()
             before.refuse_repetition()
@@ -215,7 +215,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if is_clean and _KEEPS_TENSORS not in base.warnings_given and len(base.clean_runs) < _MAX_CLEAN_RUNS:
+    if is_clean and _STORES_TENSORS not in base.warnings_given and len(base.clean_runs) < _MAX_CLEAN_RUNS:
         base.clean_runs.add(batch)
     return result
 
@@ -225,7 +225,7 @@ def _refuse_state_of_rows(before: StateBeforeRun, base: EagerFunction) -> None:
     if written := before.changed_tensors():
         raise NotImplementedError(f"it writes to {written} once for the batch, and must do so once for each row")
     if StateBeforeRun(base.name, base.roots()).escaped():  # stored by code that no mode of torch sees
-        raise KeptTensorError
+        raise StoredTensorError
 
 
 def _transformations(fn: TorchFunction) -> tuple[type, ...]:
@@ -283,7 +283,7 @@ def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
     return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
 
 
-def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
+def bound_in_program(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
     """Bind the function as part of a traced program. It is captured once for each eager call.
 
     With a key, the program calls torch, because a translated function would draw other numbers than the eager call did.

@@ -49,6 +49,7 @@ from jtbridge.transforms import (
 from ._arrays import Placement, copied_tensor
 from ._common import (
     as_arrays,
+    bound_in_program,
     escapes_vmap,
     is_batched,
     is_symbolic_zero,
@@ -58,7 +59,6 @@ from ._common import (
     run,
     run_recorded,
     token_aval,
-    traced,
 )
 from ._function import EagerJvp, EagerVmap
 from ._graph import (
@@ -82,7 +82,7 @@ NO_TOKEN = np.empty((0,), np.uint8)
 # --- eager_linear -------------------------------------------------------------------------------------------------
 
 
-def _differential(
+def _eager_differential(
     fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, tangents: Sequence[Any], spread: tuple[int, ...]
 ) -> list[Any]:
     outs = differentiable(fn.out_types)
@@ -106,7 +106,9 @@ def eager_tangents(
     spread: tuple[int, ...] = (),
 ) -> list[Any]:
     """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
-    return tangents_by(lambda wrt, given: _differential(fn, wrt, args, token, given, spread), fn, results, tangents)
+    return tangents_by(
+        lambda wrt, given: _eager_differential(fn, wrt, args, token, given, spread), fn, results, tangents
+    )
 
 
 def linearized(
@@ -126,7 +128,7 @@ def linearized(
 
     def apply(saved: Sequence[Any], *tangents: Any) -> list[Any]:
         given = [tangents[i] for i in wrt]
-        return replaced(zeros, outs, _differential(fn, wrt, saved[:count], saved[count], given, spread))
+        return replaced(zeros, outs, _eager_differential(fn, wrt, saved[:count], saved[count], given, spread))
 
     return results, [o in outs for o in range(len(results))], [*primals, token], apply
 
@@ -221,7 +223,7 @@ def _linear_transpose(
         return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
     if current_context() is Context.STAGED:
-        grads = traced(transpose, [*x, *ct])
+        grads = bound_in_program(transpose, [*x, *ct])
     else:
         *grads, _ = eager_pullback_p.bind(
             *x, token, *ct, fn=transpose, count=count, levels=levels, spread=spread, keep=(), batch=()
@@ -295,7 +297,7 @@ def _linear_jvp(
 def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any, spread: Any) -> list[Any]:
     del levels, spread
     count = _inputs_of(transpose, forward)
-    return traced(forward, [*args[:count], *args[count + 1 :]])
+    return bound_in_program(forward, [*args[:count], *args[count + 1 :]])
 
 
 eager_linear_p.def_impl(run_outside_transforms(_linear_impl))
@@ -452,7 +454,7 @@ def _pullback_batch(
 
 def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any) -> list[Any]:
     del levels, spread, keep
-    return [*traced(fn, _without_item(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
+    return [*bound_in_program(fn, _without_item(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
 
 
 eager_pullback_p.def_impl(run_outside_transforms(_pullback_impl))

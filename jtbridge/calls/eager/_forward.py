@@ -27,13 +27,13 @@ from jtbridge.core.primitive_rules import (
 )
 
 from ._common import (
+    bound_in_program,
     is_symbolic_zero,
     lower_as,
     result_avals,
     run,
     run_recorded,
     token_aval,
-    traced,
 )
 from ._derivatives import eager_tangents, linearized
 from ._function import EagerVmap, as_captured
@@ -75,7 +75,7 @@ def _call_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction) 
 
 eager_call_p.def_impl(lambda *args, fn: run(fn, args))
 eager_call_p.def_abstract_eval(lambda *avals, fn: result_avals(as_captured(fn), avals))
-mlir.register_lowering(eager_call_p, lower_as(lambda *args, fn: traced(fn, args)))
+mlir.register_lowering(eager_call_p, lower_as(lambda *args, fn: bound_in_program(fn, args)))
 ad.primitive_jvps[eager_call_p] = _call_jvp
 add_linearization(eager_call_p, _call_linearize)
 batching.primitive_batchers[eager_call_p] = _call_batch
@@ -127,7 +127,7 @@ eager_forward_p.def_abstract_eval(
 )
 mlir.register_lowering(
     eager_forward_p,
-    lower_as(lambda *args, fn, wrt, batch: [*traced(fn, args), jax.numpy.zeros((*batch, 0), np.uint8)]),
+    lower_as(lambda *args, fn, wrt, batch: [*bound_in_program(fn, args), jax.numpy.zeros((*batch, 0), np.uint8)]),
 )
 ad.primitive_jvps[eager_forward_p] = _forward_jvp
 add_linearization(eager_forward_p, _forward_linearize)

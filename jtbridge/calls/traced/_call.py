@@ -152,7 +152,7 @@ class TracedCalls:
             """Return the trace with the known values; None if it fails, or is untraceable and `called` is false."""
             with contextlib.suppress(JtbridgeError):
                 found = look_up(with_values(signature, known, self._torch_dtypes(signature)))
-                if called or found.traits.untraceable is None:
+                if called or found.traits.untraceable_reason is None:
                     needing.add(signature)
                     return found, [x for position, x in enumerate(arrays) if position not in known]
             return None
@@ -165,7 +165,7 @@ class TracedCalls:
             if known and (found := with_known(called=True)) is not None:
                 return found
             raise
-        if known and traced.traits.untraceable is not None and (found := with_known(called=False)) is not None:
+        if known and traced.traits.untraceable_reason is not None and (found := with_known(called=False)) is not None:
             return found
         return traced, arrays
 
@@ -276,13 +276,13 @@ class TracedCalls:
             for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
                 stack.enter_context(lock)
             found = infer(request)
-        if found.traits.untraceable is None and found.traits.effects.random_operator is not None:
+        if found.traits.untraceable_reason is None and found.traits.effects.random_operator is not None:
             request.guard.refuse_cached_draws()
         traits, call = found.traits, request.call
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
         names = argument_names(self._fn, signature)
         draws = traits.effects.random_operator is not None or (
-            traits.untraceable is not None and not traits.has_dynamic_sizes
+            traits.untraceable_reason is not None and not traits.has_dynamic_sizes
         )
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
@@ -295,7 +295,7 @@ class TracedCalls:
         return TracedFunction(
             name=self._name,
             # An untraceable function may launch kernels in a call that inference has not seen.
-            call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable else call,
+            call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable_reason else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=request.dtypes,

@@ -23,10 +23,10 @@ _MAX_ELEMENTS = 64  # elements; arrays that decide about sizes and branches are 
 
 def known_array_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
     """Return the values of the small arrays of integers and booleans that are not tracers, by position."""
-    return {position: np.asarray(x) for position, x in enumerate(arrays) if _is_known(x)}
+    return {position: np.asarray(x) for position, x in enumerate(arrays) if _has_known_values(x)}
 
 
-def _is_known(x: Any) -> bool:
+def _has_known_values(x: Any) -> bool:
     return (
         not isinstance(x, jax.core.Tracer)
         and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)

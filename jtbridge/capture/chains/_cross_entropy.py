@@ -118,19 +118,19 @@ cross_entropy = with_backward(
 
 def cross_entropy_call(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """Match a call of ``torch.nn.functional.cross_entropy``."""
-    given = _bound(_CROSS_ENTROPY, args, kwargs)
+    given = _bound_arguments(_CROSS_ENTROPY, args, kwargs)
     return _cross_entropy_match(matcher, given, given["input"], given["label_smoothing"])
 
 
 def in_two(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """Match ``nll_loss`` of ``log_softmax``."""
-    given = _bound(_NLL_LOSS, args, kwargs)
+    given = _bound_arguments(_NLL_LOSS, args, kwargs)
     logits, dim = matcher(given["input"], "log_softmax")
     matcher.demand(dim in (-1, 1))
     return _cross_entropy_match(matcher, given, logits, 0.0)
 
 
-def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+def _bound_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:

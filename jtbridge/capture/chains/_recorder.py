@@ -56,12 +56,13 @@ class CallRecorder(TorchFunctionMode):
     """A mode that records calls of torch functions, and replaces the last call of a chain by the fused operator.
 
     Args:
-        left: the numbers of the chains that are not replaced. Chains are numbered in the order in which they are found.
+        unfused: the numbers of the chains that are not replaced. Chains are numbered in the order in which they are
+            found.
     """
 
-    def __init__(self, left: Collection[int]):
+    def __init__(self, unfused: Collection[int]):
         super().__init__()
-        self._left = left
+        self._unfused = unfused
         self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by result
         self._found = 0
         self._hidden: dict[int, dict[RecordedCall, int]] = {}  # the inner calls of each replaced chain, by its number
@@ -134,7 +135,7 @@ class CallRecorder(TorchFunctionMode):
             return None
         number = self._found
         self._found += 1
-        if number in self._left:
+        if number in self._unfused:
             return None
         self.replaced = True
         self._hidden[number] = matcher.inner

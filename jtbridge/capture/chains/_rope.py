@@ -21,7 +21,7 @@ from ._operators import cast, operator, wide
 _aten = torch.ops.aten
 
 
-def _turned(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
+def _turned_tensor(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
     """Return ``(-b, a)``, or ``(b, -a)`` if `back`, of the halves ``(a, b)`` or neighbours in the last dimension."""
     d = x.shape[-1]
     if interleaved:
@@ -49,9 +49,9 @@ def _forward(
     rounded_back: bool,
 ) -> tuple[torch.Tensor]:
     if transposed:
-        turned = _turned(_product_with_angle(x, sin, rounded), back=True, interleaved=interleaved)
+        turned = _turned_tensor(_product_with_angle(x, sin, rounded), back=True, interleaved=interleaved)
     else:
-        turned = _product_with_angle(_turned(x, back=False, interleaved=interleaved), sin, rounded)
+        turned = _product_with_angle(_turned_tensor(x, back=False, interleaved=interleaved), sin, rounded)
     return (cast(_aten.add.Tensor(_product_with_angle(x, cos, rounded), turned), x.dtype),)
 
 
@@ -84,7 +84,7 @@ def _backward(ctx: Any, ct: torch.Tensor) -> tuple[Any, ...]:
         by_cos = _summed_like(_product_with_angle(ct, x if rounded else wide(x), rounded), cos)
     if ctx.needs_input_grad[2]:
         turned, other = (ct, x) if transposed else (x, ct)
-        turned = _turned(turned, back=False, interleaved=interleaved)
+        turned = _turned_tensor(turned, back=False, interleaved=interleaved)
         by_sin = _summed_like(_product_with_angle(other, turned if rounded else wide(turned), rounded), sin)
     return by_x, by_cos, by_sin, None, None, None, None
 

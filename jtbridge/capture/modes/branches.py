@@ -125,7 +125,7 @@ def all_paths(run: Callable[[BranchOracle], Result]) -> list[Result]:
             return no
         return yes if isinstance(no, Exception) else [*yes, *no]
 
-    return _explored(run_one, join, ())
+    return _joined_paths(run_one, join, ())
 
 
 def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:
@@ -142,15 +142,17 @@ def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.G
             return _with_answer_guard(yes, number, True)
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(path.meta.get("splits", 0) for path in (yes, no))
-        joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
+        joined.meta["stores_tensors"] = yes.meta["stores_tensors"] or no.meta["stores_tensors"]
         if joined.meta["splits"] > _MAX_SPLITS:
             raise TranslationError(f"it branches on data more than {_MAX_SPLITS} times")
         return joined
 
-    return _explored(trace, join, ())
+    return _joined_paths(trace, join, ())
 
 
-def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]) -> Any:
+def _joined_paths(
+    run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]
+) -> Any:
     """Run all paths that begin with the `given` answers; return the joined results, or the exception if all raise.
 
     Args:
@@ -169,7 +171,7 @@ def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int]
         found = error
     for number in reversed(range(len(given), len(oracle.conditions))):
         answers = (*given, *[True] * (number - len(given)), False)
-        found = join(found, _explored(run, join, answers), number)
+        found = join(found, _joined_paths(run, join, answers), number)
     if isinstance(found, Exception) and not given:
         raise found
     return found

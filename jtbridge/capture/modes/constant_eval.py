@@ -338,22 +338,22 @@ class ConstantEvalMode(TorchDispatchMode):
             Whether there is a poison tensor.
         """
         self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
-        kept = self._kept()
-        has_state = any(isinstance(value, PoisonTensor) for _, value in kept)
-        replace(kept)
+        escaped = self._escaped()
+        has_state = any(isinstance(value, PoisonTensor) for _, value in escaped)
+        replace(escaped)
         return has_state
 
-    def _kept(self) -> list[tuple[FakeTensor, torch.Tensor]]:
+    def _escaped(self) -> list[tuple[FakeTensor, torch.Tensor]]:
         """Return the tensors that are still alive, each with its replacement, and drop all references to them."""
         alive = [tensor for tensor in self._numbers if tensor.layout is torch.strided]
         held = [self._held(tensor) if self._knows(tensor) else None for tensor in alive]
         self._numbers = WeakTensorKeyDictionary()
         values: dict[bool, dict[int, torch.Tensor]] = {True: {}, False: {}}
-        kept = []
+        escaped = []
         for tensor, place in zip(alive, held, strict=True):
             value = self._final(place, values[tensor.requires_grad], graph=tensor.requires_grad)
-            kept.append((tensor, _in_place_of(tensor, value)))
-        return kept
+            escaped.append((tensor, _in_place_of(tensor, value)))
+        return escaped
 
     def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
         """Return the replacement of a stored tensor: the value behind the reference `place`, or a poison tensor."""

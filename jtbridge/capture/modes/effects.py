@@ -31,7 +31,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import is_dense
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
-from jtbridge.core.overlap import overlapping_write
+from jtbridge.core.overlap import overlapping_write_reason
 from jtbridge.core.pytree import tensor_leaves
 from jtbridge.core.writes import AS_NUMPY, written_tensors
 from jtbridge.state import WrittenValues, same_tensors, save_values
@@ -111,7 +111,7 @@ class EffectRecorder:
         self.inner_autograd = False
         self.forward_mode: str | None = None
         self.uses_data = False
-        self.writes_unseen: str | None = None
+        self.unseen_write_reason: str | None = None
         self._unwatched: set[int] = set()  # storages
         self._viewed: set[int] = set()  # storages
         self.uses_default_dtype = False
@@ -128,7 +128,7 @@ class EffectRecorder:
         self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._input_tensors = list(inputs)
-        self._types = _types_of(inputs)  # the types of the inputs before the run
+        self._types = _shapes_and_dtypes(inputs)  # the types of the inputs before the run
         self._keep: list[Any] = list(inputs)  # kept alive, because the address of a freed storage may be reused
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
@@ -146,7 +146,7 @@ class EffectRecorder:
                 yield
                 self.has_new_seed = random_numbers.has_new_seed()
         finally:
-            before, after = self._types, _types_of(self._input_tensors)
+            before, after = self._types, _shapes_and_dtypes(self._input_tensors)
             self.reshaped = {i: new for i, (old, new) in enumerate(zip(before, after, strict=True)) if new != old}
             self._base = None
             self._keep.clear()
@@ -247,8 +247,8 @@ class EffectRecorder:
             self._viewed |= _storages(args[0])
         if torch.Tag.inplace_view in fn.tags:
             self._note_new_dimensions(fn, args[0])
-        elif overlaps := overlapping_write(fn, args, kwargs):
-            self.writes_unseen = f"{overlaps} (`{fn}`)"
+        elif overlaps := overlapping_write_reason(fn, args, kwargs):
+            self.unseen_write_reason = f"{overlaps} (`{fn}`)"
             self.unbatchable = str(fn)
 
     def _note_draw(self, fn: OpOverload, generator: torch.Generator | None) -> None:
@@ -268,7 +268,7 @@ class EffectRecorder:
         self._keep.append(tensor)
         self._written |= _storages(tensor)
         if _storages(tensor) & self._unwatched:
-            self.writes_unseen = (
+            self.unseen_write_reason = (
                 f"it writes to what was read as `.data` or by `torch.kron`, unseen by autograd (`{fn}`)"
             )
         if self._saved is not None:
@@ -298,9 +298,9 @@ class EffectRecorder:
         """
         is_view = base_of(tensor) is not tensor
         if not is_view and _storages(tensor) & self._viewed:
-            self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
+            self.unseen_write_reason = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
         elif is_view and not torch.is_grad_enabled():
-            self.writes_unseen = f"it changes the dimensions of a view in place under `no_grad` (`{fn}`)"
+            self.unseen_write_reason = f"it changes the dimensions of a view in place under `no_grad` (`{fn}`)"
 
     def _note_read(self) -> None:
         """Record that the value of an example argument, or of a tensor computed from one, is read.
@@ -453,7 +453,7 @@ def _is_same_memory(tensor: torch.Tensor, value: Any) -> bool:
     return places[0] == places[1]
 
 
-def _types_of(tensors: Sequence[torch.Tensor]) -> list[_Type]:
+def _shapes_and_dtypes(tensors: Sequence[torch.Tensor]) -> list[_Type]:
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 

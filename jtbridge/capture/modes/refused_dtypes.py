@@ -149,13 +149,13 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, nu
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     results = tensor_leaves(out)
     shrinks = not is_small([*tensors, *results])
-    sized = [leaf if i in numbers else _size(leaf, shrinks) for i, leaf in enumerate(leaves)]
+    sized = [leaf if i in numbers else _reduced_size(leaf, shrinks) for i, leaf in enumerate(leaves)]
     if shrinks and func not in _SIZES and any(map(operator.is_not, sized, leaves)):
         return None
     if shrinks and any(argument.is_out for argument in schema_of(func).arguments):
         return None  # torch warns of an `out` that it resizes
     shapes, result_shapes = (
-        tuple(tuple(_size(size, shrinks) for size in x.shape) for x in group) for group in (tensors, results)
+        tuple(tuple(_reduced_size(size, shrinks) for size in x.shape) for x in group) for group in (tensors, results)
     )
     if sum(map(math.prod, (*shapes, *result_shapes))) > _MAX_ELEMENTS:  # too many dimensions
         return None
@@ -269,7 +269,7 @@ def is_small(leaves: Sequence[Any]) -> bool:
     return known and sum(map(math.prod, shapes)) <= _MAX_ELEMENTS
 
 
-def _size(leaf: Any, shrinks: bool) -> Any:
+def _reduced_size(leaf: Any, shrinks: bool) -> Any:
     """Return a size, or another static argument, for a run in smaller sizes if it `shrinks`."""
     if isinstance(leaf, torch.SymInt) or (shrinks and type(leaf) is int and leaf > _LONGEST):
         return _LONGEST

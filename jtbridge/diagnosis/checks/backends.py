@@ -13,7 +13,7 @@ from jtbridge.diagnosis._report import NOTE, OK, Finding
 _GROUP = "backends"
 
 
-def _statuses() -> Sequence[Finding]:
+def _backend_findings() -> Sequence[Finding]:
     platform = jax.devices()[0].platform
     return [
         Finding(_GROUP, status.name, NOTE if status.reason else OK, status.reason or f"runs on {platform}")
@@ -21,4 +21,4 @@ def _statuses() -> Sequence[Finding]:
     ]
 
 
-CHECKS = (Check(_GROUP, "availability", _statuses, "calls"),)
+CHECKS = (Check(_GROUP, "availability", _backend_findings, "calls"),)

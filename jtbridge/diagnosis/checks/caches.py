@@ -46,7 +46,7 @@ _USES: dict[str, tuple[Callable[[], Path | None], str, str]] = {
 }
 
 
-def _folders() -> Sequence[Finding]:
+def _folder_findings() -> Sequence[Finding]:
     found = []
     for name, (folder_of, consequence, fix) in _USES.items():
         folder = folder_of()
@@ -78,4 +78,4 @@ def unwritable_reason(folder: Path) -> str | None:
     return None
 
 
-CHECKS = (Check(_GROUP, "folders", _folders),)
+CHECKS = (Check(_GROUP, "folders", _folder_findings),)

@@ -14,7 +14,7 @@ _GROUP = "kernels"
 _FIX = "`auto` does without it. Report it with this whole report."
 
 
-def _record() -> Sequence[Finding]:
+def _proof_findings() -> Sequence[Finding]:
     chip = _chip.present()
     if chip is None:
         text = "JAX has no GPU: the kernels are computed in jnp, and there is nothing to prove"
@@ -33,4 +33,4 @@ def _record() -> Sequence[Finding]:
     ]
 
 
-CHECKS = (Check(_GROUP, "proof", _record, "calls"),)
+CHECKS = (Check(_GROUP, "proof", _proof_findings, "calls"),)

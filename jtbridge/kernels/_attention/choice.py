@@ -38,7 +38,9 @@ class Choice(NamedTuple):
     reason: str
 
 
-def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettings, logsumexp: bool) -> str | None:
+def cudnn_unsupported_reason(
+    query: jax.Array, key: jax.Array, settings: AttentionSettings, logsumexp: bool
+) -> str | None:
     """Return the reason that cuDNN cannot compute this attention on any chip; None if it can."""
     d, q_len, kv_len = query.shape[-1], query.shape[2], key.shape[2]
     causal = settings.right == 0
@@ -61,7 +63,7 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettin
     return None
 
 
-def missing_for_cudnn(chip: Chip | None) -> str | None:
+def cudnn_unavailable_reason(chip: Chip | None) -> str | None:
     """Return the reason that cuDNN cannot be used in this process; None if it can.
 
     If `chip` is None, because this process has no GPU, neither the chip nor the version of cuDNN is checked.
@@ -89,7 +91,7 @@ def decided(
         BackendError: cuDNN is asked for and cannot be used in this process.
     """
     chip = present()
-    missing = missing_for_cudnn(chip)
+    missing = cudnn_unavailable_reason(chip)
     if implementation == "cudnn":
         if missing:
             raise BackendError(f'attention with `implementation="cudnn"`: {missing}')

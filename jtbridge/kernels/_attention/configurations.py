@@ -24,49 +24,49 @@ class AttentionConfiguration:
     stages: int
 
 
-def _entries(*numbers: tuple[int, int, int, int]) -> tuple[AttentionConfiguration, ...]:
+def _table_entries(*numbers: tuple[int, int, int, int]) -> tuple[AttentionConfiguration, ...]:
     return tuple(AttentionConfiguration(*each) for each in numbers)
 
 
 # From (head size, bytes of an element) to the configurations.
 Table = dict[tuple[int, int], tuple[AttentionConfiguration, ...]]
 FORWARD: Table = {
-    (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
-    (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
-    (64, 2): _entries((128, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3)),
-    (128, 2): _entries((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 32, 4, 3)),
-    (256, 2): _entries((128, 64, 8, 2), (32, 32, 8, 1)),
-    (16, 4): _entries((64, 64, 4, 2)),
-    (32, 4): _entries((64, 64, 4, 2)),
-    (64, 4): _entries((64, 32, 4, 2)),
-    (128, 4): _entries((32, 32, 4, 2)),
-    (256, 4): _entries((16, 16, 4, 1)),
+    (16, 2): _table_entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (32, 2): _table_entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (64, 2): _table_entries((128, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3)),
+    (128, 2): _table_entries((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 32, 4, 3)),
+    (256, 2): _table_entries((128, 64, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _table_entries((64, 64, 4, 2)),
+    (32, 4): _table_entries((64, 64, 4, 2)),
+    (64, 4): _table_entries((64, 32, 4, 2)),
+    (128, 4): _table_entries((32, 32, 4, 2)),
+    (256, 4): _table_entries((16, 16, 4, 1)),
 }
 # For the gradient of the queries. A program takes a block of queries.
 BACKWARD_QUERY: Table = {
-    (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
-    (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
-    (64, 2): _entries((128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3)),
-    (128, 2): _entries((128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
-    (256, 2): _entries((64, 32, 8, 2), (32, 32, 8, 1)),
-    (16, 4): _entries((64, 32, 4, 2)),
-    (32, 4): _entries((64, 32, 4, 2)),
-    (64, 4): _entries((32, 32, 4, 2)),
-    (128, 4): _entries((32, 32, 8, 1)),
-    (256, 4): _entries((16, 16, 8, 1)),
+    (16, 2): _table_entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (32, 2): _table_entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (64, 2): _table_entries((128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3)),
+    (128, 2): _table_entries((128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
+    (256, 2): _table_entries((64, 32, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _table_entries((64, 32, 4, 2)),
+    (32, 4): _table_entries((64, 32, 4, 2)),
+    (64, 4): _table_entries((32, 32, 4, 2)),
+    (128, 4): _table_entries((32, 32, 8, 1)),
+    (256, 4): _table_entries((16, 16, 8, 1)),
 }
 # For the gradients of the keys and values. A program takes a block of keys.
 BACKWARD_KEY_VALUE: Table = {
-    (16, 2): _entries((64, 64, 4, 3), (64, 128, 4, 3)),
-    (32, 2): _entries((64, 64, 4, 3), (64, 128, 8, 3)),
-    (64, 2): _entries((64, 128, 8, 3), (64, 64, 4, 3)),
-    (128, 2): _entries((64, 128, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (32, 64, 4, 3)),
-    (256, 2): _entries((32, 64, 8, 2), (32, 32, 8, 1)),
-    (16, 4): _entries((32, 64, 4, 2)),
-    (32, 4): _entries((32, 64, 4, 2)),
-    (64, 4): _entries((32, 32, 4, 2)),
-    (128, 4): _entries((32, 32, 8, 1)),
-    (256, 4): _entries((16, 16, 8, 1)),
+    (16, 2): _table_entries((64, 64, 4, 3), (64, 128, 4, 3)),
+    (32, 2): _table_entries((64, 64, 4, 3), (64, 128, 8, 3)),
+    (64, 2): _table_entries((64, 128, 8, 3), (64, 64, 4, 3)),
+    (128, 2): _table_entries((64, 128, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (32, 64, 4, 3)),
+    (256, 2): _table_entries((32, 64, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _table_entries((32, 64, 4, 2)),
+    (32, 4): _table_entries((32, 64, 4, 2)),
+    (64, 4): _table_entries((32, 32, 4, 2)),
+    (128, 4): _table_entries((32, 32, 8, 1)),
+    (256, 4): _table_entries((16, 16, 8, 1)),
 }
 MAX_HEAD_SIZE = 256
 # The shared memory that the first configuration of an entry may need. The last one needs no more than the 99 KB of

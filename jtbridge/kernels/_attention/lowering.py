@@ -15,7 +15,7 @@ from jtbridge.lowerings._common import out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 from . import op as attention
-from .choice import refused_by_cudnn
+from .choice import cudnn_unsupported_reason
 from .differentiable import kernel_or_cudnn
 
 Maybe = jax.Array | None
@@ -40,7 +40,7 @@ def _kernel_for(
         kind = "boolean" if mask.dtype == bool else "additive"
         arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
     settings = attention.AttentionSettings(factor, None, 0 if is_causal else None, kind, 0.0)
-    if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
+    if cudnn_unsupported_reason(query, key, settings, logsumexp=False) is None:
         # Only torch's backward operator uses the logarithm, so the logarithm has no cotangent.
         return kernel_or_cudnn(settings, None), arrays, True
     return attention.differentiable_kernel(settings), arrays, False

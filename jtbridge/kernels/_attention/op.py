@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, factor, switch, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, factor, switch, unsupported_dtype_reason
 
 from . import configurations, reference
-from .choice import IMPLEMENTATIONS, Choice, Implementation, decided, refused_by_cudnn
+from .choice import IMPLEMENTATIONS, Choice, Implementation, cudnn_unsupported_reason, decided
 from .differentiable import differentiable_kernel, kernel_or_cudnn
 from .reference import AttentionSettings
 
@@ -27,7 +27,9 @@ def unsupported_reason(query: jax.Array, key: jax.Array, value: jax.Array) -> st
     """
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
-        reason = unsupported_dtype(name, x.dtype, FLOATS) or (f"`{name}` has no elements" if 0 in x.shape else None)
+        reason = unsupported_dtype_reason(name, x.dtype, FLOATS) or (
+            f"`{name}` has no elements" if 0 in x.shape else None
+        )
         if reason:
             return reason
     for name in ("key", "value"):
@@ -142,10 +144,10 @@ def attention(
         arrays.append(mask)
     if dropout_rate:
         arrays.append(_seeds(dropout_key, query.shape[0]))
-    settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
+    settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     if settings.scale < 0:  # the kernels take the maximum of the products before they scale it
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
-    refused = refused_by_cudnn(query, key, settings, return_logsumexp)
+    refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
     unsupported = unsupported_reason(query, key, value)
     _check_implementation(implementation, unsupported, refused)
     if unsupported:
@@ -193,9 +195,9 @@ def chosen_attention(
         >>> chosen_attention(x, x, x, is_causal=True)
         Choice(implementation='triton', reason='cuDNN takes bfloat16 and float16, not float32')
     """
-    settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
+    settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     settings = dataclasses.replace(settings, scale=abs(settings.scale))
-    refused = refused_by_cudnn(query, key, settings, return_logsumexp)
+    refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
     unsupported = unsupported_reason(query, key, value)
     _check_implementation(implementation, unsupported, refused)
     if unsupported:
@@ -205,7 +207,7 @@ def chosen_attention(
     return decided(query, key, settings, implementation)
 
 
-def _settings(
+def _attention_settings(
     query: jax.Array,
     mask: jax.Array | None,
     is_causal: bool,

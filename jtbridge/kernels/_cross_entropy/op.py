@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -26,8 +26,8 @@ LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
 def unsupported_reason(logits: jax.Array, labels: jax.Array) -> str | None:
     """Return the reason that the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
     return (
-        unsupported_dtype("logits", logits.dtype, FLOATS)
-        or unsupported_dtype("labels", labels.dtype, LABELS)
+        unsupported_dtype_reason("logits", logits.dtype, FLOATS)
+        or unsupported_dtype_reason("labels", labels.dtype, LABELS)
         or ("`logits` has no elements" if 0 in logits.shape else None)
     )
 
@@ -118,10 +118,10 @@ def reduced_losses(losses: jax.Array, labels: jax.Array, ignore_index: int, redu
     """Return the losses of the rows, their sum, or their mean over the rows that are not ignored."""
     if reduction == "none":
         return losses
-    return losses.sum() if reduction == "sum" else mean(losses.sum(), labels, ignore_index)
+    return losses.sum() if reduction == "sum" else mean_loss(losses.sum(), labels, ignore_index)
 
 
-def mean(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
+def mean_loss(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
     """Divide the sum of the losses by the number of labels that are not ignored.
 
     If all are ignored, the result is NaN and its derivative is 0.

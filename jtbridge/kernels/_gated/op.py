@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -21,7 +21,7 @@ from .configurations import GatedConfiguration, candidates
 def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
     """Return the reason that the kernel cannot run on two arrays of the same shape; None if it can."""
     return (
-        unsupported_dtype("gate", gate.dtype, FLOATS)
+        unsupported_dtype_reason("gate", gate.dtype, FLOATS)
         or (f"`gate` is {gate.dtype} and `up` is {up.dtype}" if gate.dtype != up.dtype else None)
         or ("`gate` has no elements" if 0 in gate.shape else None)
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
-from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
+from jtbridge.kernels._cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean_loss
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype_reason
 
 from . import reference
 from .chunks import Options
@@ -24,8 +24,8 @@ def unsupported_reason(
         if x is not None and x.dtype != hidden.dtype:
             return f"`{name}` is {x.dtype}, but `hidden` {hidden.dtype}"
     return (
-        unsupported_dtype("hidden", hidden.dtype, FLOATS)
-        or unsupported_dtype("labels", labels.dtype, LABELS)
+        unsupported_dtype_reason("hidden", hidden.dtype, FLOATS)
+        or unsupported_dtype_reason("labels", labels.dtype, LABELS)
         or ("`hidden` has no elements" if 0 in hidden.shape else None)
         or ("`weight` has no elements" if 0 in weight.shape else None)
     )
@@ -89,7 +89,7 @@ def linear_cross_entropy(
     ignore_index = integer("ignore_index", ignore_index)
     check_floating(hidden=hidden, weight=weight, bias=bias)
     check_options(label_smoothing, reduction)
-    _check_shapes(hidden, weight, labels, bias)
+    _check_argument_shapes(hidden, weight, labels, bias)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` is {chunk_size}, expected a positive number of rows")
     if accumulator_dtype is not None and not jnp.issubdtype(accumulator_dtype, jnp.floating):
@@ -113,11 +113,11 @@ def linear_cross_entropy(
         options=options,
     )
     if reduction == "mean":
-        loss = mean(loss, labels, ignore_index)
+        loss = mean_loss(loss, labels, ignore_index)
     return (loss.reshape(labels.shape) if reduction == "none" else loss).astype(hidden.dtype)
 
 
-def _check_shapes(hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None) -> None:
+def _check_argument_shapes(hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None) -> None:
     if not hidden.ndim or weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"`weight` has shape {weight.shape}, but `hidden` {hidden.shape}: expected [classes, width] and"

@@ -24,7 +24,7 @@ from jtbridge._compat import call_aval
 from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.kernels import _manual
 from jtbridge.kernels._eager import run_compiled
-from jtbridge.kernels._linear import linear
+from jtbridge.kernels._linear import bind_linear
 
 from . import chunks
 from .chunks import Options
@@ -89,7 +89,7 @@ def _jvp_of_sum(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool], 
         (ct,) = cotangents
         return [(ct * g.astype(jnp.float32)).astype(d) for g, d in zip(grads, dtypes, strict=True)]
 
-    return result, linear(along, pull, grads, dxs)[0]
+    return result, bind_linear(along, pull, grads, dxs)[0]
 
 
 def _jvp_of_each(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ def _jvp_of_each(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool],
         grads = chunks.loss_gradients(hidden, weight, bias, labels, lse, cotangents[0], options, wanted)
         return [g.astype(d) for g, d in zip(grads, dtypes, strict=True)]
 
-    return result, linear(along, pull, [*primals, lse], dxs)[0]
+    return result, bind_linear(along, pull, [*primals, lse], dxs)[0]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, options: Options) -> tuple[Any, Any]:

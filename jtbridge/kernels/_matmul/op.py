@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jtbridge.kernels._chip import target
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -29,7 +29,7 @@ def unsupported_reason(a: jax.Array, b: jax.Array, bias: jax.Array | None = None
         if x is not None and x.dtype != a.dtype:
             return f"`{name}` is {x.dtype}, but `a` {a.dtype}"
     return (
-        unsupported_dtype("a", a.dtype, FLOATS)
+        unsupported_dtype_reason("a", a.dtype, FLOATS)
         or ("`a` has no elements" if 0 in a.shape else None)
         or ("`b` has no elements" if 0 in b.shape else None)
     )

@@ -57,12 +57,12 @@ def backward(
     """
     *others, ct = rest
     if activation is not None:
-        wide = others[-1].astype(_accumulation_dtype(a))
+        wide = others[-1].astype(_product_dtype(a))
         (ct,) = jax.vjp(ACTIVATIONS[activation], wide)[1](ct.astype(wide.dtype))
         of_bias = ct
         ct = ct.astype(a.dtype)
     else:
-        of_bias = ct.astype(_accumulation_dtype(a))
+        of_bias = ct.astype(_product_dtype(a))
     of_a = _contract(ct, b, 0 if transpose_b else 1, precision).astype(a.dtype)
     rows, cts = a.reshape(-1, a.shape[-1]), ct.reshape(-1, ct.shape[-1])
     left, right = (cts, rows) if transpose_b else (rows, cts)
@@ -76,9 +76,9 @@ def _contract(a: jax.Array, b: jax.Array, contracted: int, precision: Precision)
     """Contract the last dimension of `a` with dimension `contracted` of `b`, accumulated in float32 or wider."""
     dimensions = (((a.ndim - 1,), (contracted,)), ((), ()))
     return jax.lax.dot_general(
-        a, b, dimensions, precision=PRECISIONS[precision], preferred_element_type=_accumulation_dtype(a)
+        a, b, dimensions, precision=PRECISIONS[precision], preferred_element_type=_product_dtype(a)
     )
 
 
-def _accumulation_dtype(x: jax.Array) -> jnp.dtype:
+def _product_dtype(x: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x.dtype

@@ -42,7 +42,7 @@ def default_forward(rows: int, n: int) -> NormConfiguration:
     """Return the forward's default configuration: a tile of whole rows, or pieces of one row if rows are too long."""
     block = row_block(n, _LONGEST, _PIECE)
     tile = tile_rows(rows, block, _TILE) if n <= block else 1
-    return NormConfiguration(tile, block, _warps(tile * block))
+    return NormConfiguration(tile, block, _untuned_warps(tile * block))
 
 
 def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
@@ -53,7 +53,7 @@ def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
     """
     block = row_block(n, _LONGEST_BACKWARD, _COLUMNS)
     tile = tile_rows(rows, block, _TILE_BACKWARD) if n <= block else min(next_power_of_2(rows), _COLUMN_ROWS)
-    return NormConfiguration(tile, block, _warps(tile * block), _stages(loaded * tile * block))
+    return NormConfiguration(tile, block, _untuned_warps(tile * block), _stages(loaded * tile * block))
 
 
 def programs(groups: int, rows: int, n: int, summed: bool) -> int:
@@ -83,7 +83,7 @@ def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
 
 def candidates_sums() -> list[NormConfiguration]:
     """Return the candidates for the sums over a row in pieces, the default first."""
-    return _pieces(NormConfiguration(1, _PIECE, _warps(_PIECE)))
+    return _pieces(NormConfiguration(1, _PIECE, _untuned_warps(_PIECE)))
 
 
 def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguration]:
@@ -126,7 +126,7 @@ def _fitting_configurations(
     return list(dict.fromkeys([default, *filter(fits, (NormConfiguration(*each) for each in others))]))
 
 
-def _warps(elements: int) -> int:
+def _untuned_warps(elements: int) -> int:
     """Return the warps of a program where nothing was tuned: 16 elements per thread, up to 16 warps."""
     return min(16, max(1, elements // 512))
 

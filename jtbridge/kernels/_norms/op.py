@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, grouped
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -24,7 +24,7 @@ def unsupported_reason(
 ) -> str | None:
     """Return the reason that the kernel cannot run on ``x[..., n]``; None if it can."""
     for name, array in {"x": x, "weight": weight, "bias": bias, "residual": residual}.items():
-        if array is not None and (reason := unsupported_dtype(name, array.dtype, FLOATS)):
+        if array is not None and (reason := unsupported_dtype_reason(name, array.dtype, FLOATS)):
             return reason
     return "`x` has no elements" if 0 in x.shape else None
 
@@ -181,7 +181,7 @@ def _flags(norm: Norm) -> dict[str, bool]:
     }
 
 
-def _dtypes(arrays: Sequence[jax.Array]) -> str:
+def _dtype_names(arrays: Sequence[jax.Array]) -> str:
     return " ".join(str(array.dtype) for array in arrays)
 
 
@@ -214,7 +214,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
         ],
         candidates=candidates,
-        problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        problem={"dtypes": _dtype_names(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
     return [y, *([h] if norm.residual else []), statistics]
@@ -249,7 +249,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
             jax.ShapeDtypeStruct((groups, parts, count, n) if count else (1,), jnp.float32),
         ],
         candidates=candidates,
-        problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
+        problem={"dtypes": _dtype_names(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
         launch_parameters=launch_parameters,
     )
     of_weights = partial.sum(1) if count else partial
@@ -278,7 +278,7 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
         *(x, weight, statistics, ct),
         out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
         candidates=candidates,
-        problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        problem={"dtypes": _dtype_names((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
     return sums

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import accumulated, to_precision
+from jtbridge.kernels._shapes import accumulation_dtype, to_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def forward(*arrays: jax.Array, norm: Norm) -> tuple[jax.Array, ...]:
     x = next(given)
     if norm.residual:
         x = x + next(given)
-    wide = x.astype(accumulated(x))
+    wide = x.astype(accumulation_dtype(x))
     mean = wide.mean(-1, keepdims=True) if norm.centered else jnp.zeros_like(wide[..., :1])
     rstd = jax.lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + norm.eps)
     y = (wide - mean) * rstd

@@ -80,7 +80,7 @@ def norm_forward(
 
 
 @triton.jit
-def _summed(x_ptr, residual_ptr, at, inside, has_residual: tl.constexpr):
+def _load_with_residual(x_ptr, residual_ptr, at, inside, has_residual: tl.constexpr):
     """Load ``x``, or ``x + residual`` rounded to the dtype of `x`, and return it in float32."""
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
     if has_residual:
@@ -123,7 +123,7 @@ def norm_forward_pieces(
     squares = tl.zeros([block], tl.float32)
     for start in range(0, n, block):
         inside = start + columns < n
-        x = _summed(x_ptr, residual_ptr, start + columns, inside, has_residual)
+        x = _load_with_residual(x_ptr, residual_ptr, start + columns, inside, has_residual)
         if centered:
             # Each lane inside the row has now read one more element. A lane outside adds 0.
             away = tl.where(inside, x - means, 0.0)
@@ -144,7 +144,7 @@ def norm_forward_pieces(
     for start in range(0, n, block):
         at = start + columns
         inside = at < n
-        x = _summed(x_ptr, residual_ptr, at, inside, has_residual)
+        x = _load_with_residual(x_ptr, residual_ptr, at, inside, has_residual)
         if has_residual:
             tl.store(h_ptr + at, x.to(h_ptr.dtype.element_ty), mask=inside)
         y = (x - mean) * rstd

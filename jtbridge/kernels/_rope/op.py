@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, grouped
-from jtbridge.kernels._shapes import FLOATS, check_floating, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, next_power_of_2, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -27,7 +27,7 @@ def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | 
     """Return the reason that the kernel cannot run on arrays ``x[..., heads, tokens, d]``; None if it can."""
     rotated = list(zip(("q", "k") if len(xs) > 1 else ("x",), xs, strict=False))
     for name, array in [*rotated, ("cos", cos), ("sin", sin)]:
-        if reason := unsupported_dtype(name, array.dtype, FLOATS):
+        if reason := unsupported_dtype_reason(name, array.dtype, FLOATS):
             return reason
     name_of_first, first = rotated[0]
     for name, x in rotated:

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import accumulated, to_precision
+from jtbridge.kernels._shapes import accumulation_dtype, to_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def backward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
 
 def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
     """Return cos and sin in the dtype of the computation, with an axis for the heads of x."""
-    wide = accumulated(x)
+    wide = accumulation_dtype(x)
     return jnp.expand_dims(cos.astype(wide), rotation.heads), jnp.expand_dims(sin.astype(wide), rotation.heads)
 
 
@@ -85,7 +85,7 @@ def angle_gradients(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, 
     """Return the gradients of cos and sin, one for each group, given the arguments of `backward`."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
-    wide = accumulated(xs[0])
+    wide = accumulation_dtype(xs[0])
 
     def summed(products: list[jax.Array], like: jax.Array) -> jax.Array:
         by_heads = [product.sum(rotation.heads) for product in products]

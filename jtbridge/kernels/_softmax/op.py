@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, unsupported_dtype_reason
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -20,7 +20,7 @@ from .configurations import SoftmaxConfiguration, candidates
 
 def unsupported_reason(x: jax.Array) -> str | None:
     """Return the reason that the kernel cannot run on ``x[..., n]``; None if it can."""
-    return unsupported_dtype("x", x.dtype, FLOATS) or ("`x` has no elements" if 0 in x.shape else None)
+    return unsupported_dtype_reason("x", x.dtype, FLOATS) or ("`x` has no elements" if 0 in x.shape else None)
 
 
 def softmax(x: jax.Array, axis: int = -1) -> jax.Array:

@@ -12,7 +12,7 @@ from jtbridge.triton.launches import find_launch, written_values
 
 
 @register_lowering("jtbridge::launch", node=True)
-def _launch(tensors: Sequence[jax.Array], number: int, *, node: fx.Node) -> list[jax.Array]:
+def _triton_launch(tensors: Sequence[jax.Array], number: int, *, node: fx.Node) -> list[jax.Array]:
     spec = find_launch(number)
     nodes = node.args[0]
     assert isinstance(nodes, Sequence)

@@ -38,7 +38,7 @@ def _attention(
 ) -> tuple[jax.Array, jax.Array]:
     _refuse_dropout(dropout_p)
     groups = key.shape[1]
-    scores = functools.partial(_scores, key=key, scale=_score_scale(query, scale), is_causal=is_causal)
+    scores = functools.partial(_masked_scores, key=key, scale=_score_scale(query, scale), is_causal=is_causal)
 
     def of_queries(start: jax.Array, q: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         s = scores(start, q, mask)
@@ -50,7 +50,7 @@ def _attention(
         out = _einsum("bhgqk,bhkd->bhgqd", p.astype(value.dtype), value) / total
         return out.astype(query.dtype), (top + jnp.log(total))[..., 0]
 
-    out, logsumexp = _by_blocks(of_queries, _grouped(query, groups), _grouped_mask(attn_mask, groups), key)
+    out, logsumexp = _by_blocks(of_queries, _grouped_heads(query, groups), _grouped_mask(attn_mask, groups), key)
     return out.reshape(*query.shape[:-1], value.shape[-1]), logsumexp.reshape(query.shape[:-1])
 
 
@@ -71,7 +71,7 @@ def _attention_backward(
     _refuse_dropout(dropout_p)
     groups, wide = key.shape[1], opmath(query.dtype)
     factor = _score_scale(query, scale)
-    scores = functools.partial(_scores, key=key, scale=factor, is_causal=is_causal)
+    scores = functools.partial(_masked_scores, key=key, scale=factor, is_causal=is_causal)
     delta = jnp.sum(grad_out.astype(wide) * out.astype(wide), -1)
 
     def of_queries(
@@ -86,7 +86,7 @@ def _attention_backward(
         by_key = _einsum("bhgqk,bhgqd->bhkd", by_score, q)
         return (sums[0] + by_key, sums[1] + by_value), by_query
 
-    rows = tuple(_grouped(x, groups) for x in (query, grad_out, logsumexp.astype(wide), delta))
+    rows = tuple(_grouped_heads(x, groups) for x in (query, grad_out, logsumexp.astype(wide), delta))
     sums = jnp.zeros(key.shape, wide), jnp.zeros(value.shape, wide)
     (by_key, by_value), by_query = _summed_by_blocks(of_queries, rows, _grouped_mask(attn_mask, groups), key, sums)
     return by_query.reshape(query.shape), by_key.astype(key.dtype), by_value.astype(value.dtype)
@@ -106,7 +106,7 @@ def _einsum(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(formula, a, b, preferred_element_type=opmath(a.dtype))
 
 
-def _grouped(x: jax.Array, groups: int) -> jax.Array:
+def _grouped_heads(x: jax.Array, groups: int) -> jax.Array:
     """Split the heads (dimension 1) into (group, head in group). A group of query heads shares one head of the keys."""
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
@@ -115,10 +115,10 @@ def _grouped_mask(mask: jax.Array | None, groups: int) -> jax.Array | None:
     if mask is None:
         return None
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return mask[:, :, None] if mask.shape[1] == 1 else _grouped(mask, groups)
+    return mask[:, :, None] if mask.shape[1] == 1 else _grouped_heads(mask, groups)
 
 
-def _scores(
+def _masked_scores(
     start: jax.Array, q: jax.Array, mask: jax.Array | None, *, key: jax.Array, scale: float, is_causal: bool
 ) -> jax.Array:
     """Return the masked scores of the queries from index `start` on: (batch, group, head in group, query, key)."""

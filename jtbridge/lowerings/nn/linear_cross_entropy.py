@@ -41,7 +41,7 @@ class _Rows:
 
 
 @register_lowering("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
-def _losses(
+def _chunked_losses(
     x: jax.Array,
     linear_weight: jax.Array,
     target: jax.Array,

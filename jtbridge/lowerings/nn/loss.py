@@ -22,7 +22,9 @@ def reduced_loss(loss: jax.Array, reduction: int) -> jax.Array:
     return jnp.sum(loss, dtype=loss.dtype) if reduction == SUM else loss
 
 
-def _elementwise(function: Callable[..., jax.Array], x: Any, target: Any, reduction: int, node: fx.Node) -> jax.Array:
+def _elementwise_loss(
+    function: Callable[..., jax.Array], x: Any, target: Any, reduction: int, node: fx.Node
+) -> jax.Array:
     dtype = out_dtype(node)
     inner = opmath(dtype)
     return reduced_loss(function(x.astype(inner), target.astype(inner)), reduction).astype(dtype)
@@ -40,7 +42,7 @@ def _elementwise_backward(
 
 @register_lowering("mse_loss", node=True)
 def _mse_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, *, node: fx.Node) -> jax.Array:
-    return _elementwise(lambda a, b: jnp.square(a - b), x, target, reduction, node)
+    return _elementwise_loss(lambda a, b: jnp.square(a - b), x, target, reduction, node)
 
 
 @register_lowering("mse_loss_backward", node=True)
@@ -56,7 +58,7 @@ def _huber_loss(
         z = jnp.abs(a - b)
         return jnp.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta))
 
-    return _elementwise(loss, x, target, reduction, node)
+    return _elementwise_loss(loss, x, target, reduction, node)
 
 
 @register_lowering("huber_loss_backward", node=True)
@@ -74,7 +76,7 @@ def _smooth_l1_loss(
         z = jnp.abs(a - b)
         return jnp.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta) if beta else z
 
-    return _elementwise(loss, x, target, reduction, node)
+    return _elementwise_loss(loss, x, target, reduction, node)
 
 
 @register_lowering("smooth_l1_loss_backward", node=True)
@@ -89,7 +91,7 @@ def _smooth_l1_loss_backward(
 
 @register_lowering("soft_margin_loss", node=True)
 def _soft_margin_loss(x: jax.Array, target: jax.Array, reduction: int = MEAN, *, node: fx.Node) -> jax.Array:
-    return _elementwise(lambda a, b: jnp.log1p(jnp.exp(-a * b)), x, target, reduction, node)
+    return _elementwise_loss(lambda a, b: jnp.log1p(jnp.exp(-a * b)), x, target, reduction, node)
 
 
 @register_lowering("soft_margin_loss_backward", node=True)
@@ -111,7 +113,7 @@ def _binary_cross_entropy(
         value = (b - 1) * jnp.maximum(jnp.log1p(-a), -100) - b * jnp.maximum(jnp.log(a), -100)
         return value if weight is None else value * weight.astype(a.dtype)
 
-    return _elementwise(loss, x, target, reduction, node)
+    return _elementwise_loss(loss, x, target, reduction, node)
 
 
 @register_lowering("binary_cross_entropy_backward", node=True)
@@ -148,4 +150,4 @@ def _binary_cross_entropy_with_logits(
         value = (1 - b) * a - log_sigmoid
         return value if weight is None else value * weight.astype(a.dtype)
 
-    return _elementwise(loss, x, target, reduction, node)
+    return _elementwise_loss(loss, x, target, reduction, node)

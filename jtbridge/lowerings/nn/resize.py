@@ -31,7 +31,7 @@ def _resizes_channels_together(x: torch.Tensor, memory_format: torch.memory_form
     return x.shape[1] > 3 and x.is_contiguous(memory_format=memory_format)
 
 
-def _precision(x: jax.Array) -> Any:
+def _position_dtype(x: jax.Array) -> Any:
     """Return the dtype in which positions and weights are computed."""
     return np.float64 if x.dtype == np.float64 else np.float32
 
@@ -78,7 +78,7 @@ def _taken_along(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
 def _nearest_resized(
     x: jax.Array, output_size: Sizes, factors: Sequence[float | None], exact: bool, places: Callable[..., np.ndarray]
 ) -> jax.Array:
-    dtype = _precision(x)
+    dtype = _position_dtype(x)
     for i, (count, factor) in enumerate(zip(output_size, factors, strict=True)):
         axis = x.ndim - len(output_size) + i
         x = _taken_along(x, places(x.shape[axis], count, factor, exact, dtype), axis)
@@ -176,7 +176,7 @@ def _sum_of_taps(x: jax.Array, index: np.ndarray, weight: np.ndarray, axis: int)
 def _resized(
     x: jax.Array, taps: Callable[..., Taps], output_size: Sizes, factors: Sequence[float | None], align_corners: bool
 ) -> jax.Array:
-    dtype = _precision(x)
+    dtype = _position_dtype(x)
     rank = len(output_size)
     for i in reversed(range(rank)):  # the last dimension first, as in torch
         axis = x.ndim - rank + i

@@ -147,7 +147,7 @@ def _normal_functional(
 
 
 @register_lowering("normal.float_float", node=True, key=True)
-def _normal(mean: Any, std: Any, size: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
+def _normal_numbers(mean: Any, std: Any, size: Any, *, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del size, kwargs
     return _normal_of(mean, std, node, key)
 

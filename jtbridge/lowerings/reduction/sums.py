@@ -94,7 +94,7 @@ def _count_nonzero(x: jax.Array, dim: Dims = None) -> jax.Array:
 
 
 @register_lowering("trace", node=True)
-def _trace(x: jax.Array, *, node: fx.Node) -> jax.Array:
+def _matrix_trace(x: jax.Array, *, node: fx.Node) -> jax.Array:
     return sum_over(jnp.diagonal(x).astype(out_dtype(node)), (0,))
 
 

@@ -34,7 +34,7 @@ def _diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ja
     return lax.slice_in_dim(flat, start, start + (length - 1) * step + 1, step, axis=-1)
 
 
-def _embedded(line: jax.Array, rows: int, columns: int, offset: int) -> jax.Array:
+def _diagonal_matrix(line: jax.Array, rows: int, columns: int, offset: int) -> jax.Array:
     """Return zeros with `line` (last axis) as a diagonal of the last two axes."""
     start, length = _diagonal_span(rows, columns, offset)
     batch = line.shape[:-1]
@@ -48,20 +48,20 @@ def _embedded(line: jax.Array, rows: int, columns: int, offset: int) -> jax.Arra
 @register_lowering("diag_embed")
 def _diag_embed(x: jax.Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.Array:
     size = x.shape[-1] + abs(offset)
-    matrix = _embedded(x, size, size, offset)
+    matrix = _diagonal_matrix(x, size, size, offset)
     return jnp.moveaxis(matrix, (-2, -1), (axis_of(dim1, matrix.ndim), axis_of(dim2, matrix.ndim)))
 
 
 @register_lowering("diagonal_backward")
 def _diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
     axes = axis_of(dim1, len(input_sizes)), axis_of(dim2, len(input_sizes))
-    matrix = _embedded(grad, input_sizes[axes[0]], input_sizes[axes[1]], offset)
+    matrix = _diagonal_matrix(grad, input_sizes[axes[0]], input_sizes[axes[1]], offset)
     return jnp.moveaxis(matrix, (-2, -1), axes)
 
 
 @register_lowering("diagonal_scatter")
 def _diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     axes = axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)
-    matrix = _embedded(convert(src, np.dtype(x.dtype)), x.shape[axes[0]], x.shape[axes[1]], offset)
+    matrix = _diagonal_matrix(convert(src, np.dtype(x.dtype)), x.shape[axes[0]], x.shape[axes[1]], offset)
     on_it = positions(x.shape, axes[1]) - positions(x.shape, axes[0]) == offset
     return jnp.where(on_it, jnp.moveaxis(matrix, (-2, -1), axes), x)

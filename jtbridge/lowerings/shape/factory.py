@@ -120,13 +120,13 @@ def _triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
 @register_lowering("tril_indices", node=True)
 def _tril_indices(row: int, col: int, offset: int = 0, *, node: fx.Node, **kwargs: Any) -> jax.Array:
     del kwargs
-    return _positions(_below(row, col, offset), node)
+    return _nonzero_positions(_below(row, col, offset), node)
 
 
 @register_lowering("triu_indices", node=True)
 def _triu_indices(row: int, col: int, offset: int = 0, *, node: fx.Node, **kwargs: Any) -> jax.Array:
     del kwargs
-    return _positions(~_below(row, col, offset - 1), node)
+    return _nonzero_positions(~_below(row, col, offset - 1), node)
 
 
 def _below(rows: int, columns: int, diagonal: int) -> jax.Array:
@@ -136,6 +136,6 @@ def _below(rows: int, columns: int, diagonal: int) -> jax.Array:
     return column - row <= diagonal
 
 
-def _positions(mask: jax.Array, node: fx.Node) -> jax.Array:
+def _nonzero_positions(mask: jax.Array, node: fx.Node) -> jax.Array:
     found = jnp.nonzero(mask, size=out_shape(node)[1])
     return jnp.stack(found).astype(out_dtype(node))

@@ -26,7 +26,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layout:
+class _StridedLayout:
     """The memory layout of a tensor. `_layout` sets the length of a dimension of one element, or of stride 0, to 1."""
 
     offset: int
@@ -59,21 +59,21 @@ class _Layout:
         return True
 
 
-def _layout(shape: Sequence[int], strides: Sequence[int], offset: int) -> _Layout:
+def _layout(shape: Sequence[int], strides: Sequence[int], offset: int) -> _StridedLayout:
     lengths = tuple(1 if s == 0 else n for n, s in zip(shape, strides, strict=True))
-    return _Layout(offset, lengths, tuple(0 if n == 1 else s for n, s in zip(lengths, strides, strict=True)))
+    return _StridedLayout(offset, lengths, tuple(0 if n == 1 else s for n, s in zip(lengths, strides, strict=True)))
 
 
-def _memory_of(x: torch.Tensor) -> _Layout:
+def _memory_of(x: torch.Tensor) -> _StridedLayout:
     return _layout(x.shape, x.stride(), int(x.storage_offset()))
 
 
-def _without_repeats(x: jax.Array, layout: _Layout) -> jax.Array:
+def _without_repeats(x: jax.Array, layout: _StridedLayout) -> jax.Array:
     """Return the array without the repetitions of an expanded tensor: each repeated element once."""
     return x if x.shape == layout.shape else lax.slice(x, (0,) * x.ndim, layout.shape)
 
 
-def _element_offsets(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
+def _element_offsets(wanted: _StridedLayout, shape: Sequence[int]) -> jax.Array:
     """Return the memory offset of each element of an array with the strides of `wanted`."""
     total = jnp.full(tuple(shape), wanted.offset, np.int32 if wanted.last < 2**31 else np.int64)
     for axis, stride in enumerate(wanted.strides):
@@ -82,7 +82,7 @@ def _element_offsets(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
     return total
 
 
-def _coordinates(places: Any, held: _Layout, module: Any) -> tuple[list[Any], Any]:
+def _coordinates(places: Any, held: _StridedLayout, module: Any) -> tuple[list[Any], Any]:
     """Return the coordinates of the elements of `held` at memory offsets, and a mask of the offsets that hold one."""
     rest = places - held.offset
     inside = rest >= 0
@@ -100,7 +100,7 @@ def _require(condition: bool, why: str) -> None:
         raise TranslationError(f"strides into a tensor's memory cannot be followed here: {why}")
 
 
-def _require_covered(wanted: _Layout, held: _Layout) -> None:
+def _require_covered(wanted: _StridedLayout, held: _StridedLayout) -> None:
     """Refuse memory offsets at which `held` has no element. If `held` is dense, the first and last offsets decide."""
     if held.dense:
         covered = held.offset <= wanted.offset and wanted.last <= held.last
@@ -116,7 +116,7 @@ def _require_covered(wanted: _Layout, held: _Layout) -> None:
     )
 
 
-def _in_memory_order(x: jax.Array, held: _Layout) -> jax.Array:
+def _in_memory_order(x: jax.Array, held: _StridedLayout) -> jax.Array:
     """Return the elements of a dense tensor in one dimension, in the order of memory."""
     return jnp.transpose(_without_repeats(x, held), held.order).reshape(-1)
 
@@ -125,7 +125,7 @@ def _inverse_permutation(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _strided_elements(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple[int, ...]) -> jax.Array:
+def _strided_elements(x: jax.Array, wanted: _StridedLayout, held: _StridedLayout, shape: tuple[int, ...]) -> jax.Array:
     if math.prod(shape) == 0:
         return jnp.zeros(shape, x.dtype)
     _require(held.nested, "the tensor's own elements overlap in memory")
@@ -168,7 +168,7 @@ def _as_strided_scatter(
         return x
     _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
     # The full sizes, without `_layout`: an element that is written several times keeps the last of the values.
-    places = _element_offsets(_Layout(offset, tuple(size), tuple(stride)), size)
+    places = _element_offsets(_StridedLayout(offset, tuple(size), tuple(stride)), size)
     src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), tuple(size))
     if not held.dense:
         found, inside = _coordinates(places, held, jnp)

@@ -29,7 +29,7 @@ def _reshape_alias(x: jax.Array, size: Sequence[int], stride: Sequence[int]) -> 
 
 
 @register_lowering("alias", "alias_copy", "clone", "detach", "detach_copy", "lift", "lift_fresh", "lift_fresh_copy")
-def _same(x: jax.Array, *, memory_format: Any = None) -> jax.Array:
+def _identity(x: jax.Array, *, memory_format: Any = None) -> jax.Array:
     del memory_format
     return x
 
@@ -144,7 +144,7 @@ def _block_diag(tensors: Sequence[jax.Array], *, node: fx.Node) -> jax.Array:
 
 
 @register_lowering("repeat")
-def _repeat(x: jax.Array, repeats: Sequence[int]) -> jax.Array:
+def _tile(x: jax.Array, repeats: Sequence[int]) -> jax.Array:
     return jnp.tile(x, tuple(repeats))
 
 

@@ -16,7 +16,7 @@ from jtbridge.lowerings.indexing._places import at_axis
 _SHIFTS = 16
 
 
-def _windows(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) -> jax.Array:
+def _windows_along_axis(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) -> jax.Array:
     """Return the windows along an axis, which becomes two axes: the window, and the place in the window."""
     length = x.shape[axis]
     count = (length - dilation * (size - 1) - 1) // step + 1
@@ -31,7 +31,7 @@ def _windows(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) -
 
 
 def _overlapped(grad: jax.Array, axis: int, length: int, step: int, dilation: int = 1) -> jax.Array:
-    """Return the transpose of `_windows`: the sum of the windows, each at the position from which it was taken."""
+    """Return the transpose of `_windows_along_axis`: the sum of the windows, each at the position it was taken from."""
     before, (count, size), after = grad.shape[:axis], grad.shape[axis : axis + 2], grad.shape[axis + 2 :]
     blocks = -(-size // step)
     if dilation == 1 and blocks <= min(_SHIFTS, size):
@@ -64,7 +64,7 @@ def _unfold(x: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
     if x.ndim == 0:
         return x.reshape(1)[:size]
     axis = axis_of(dimension, x.ndim)
-    return jnp.moveaxis(_windows(x, axis, size, step), axis + 1, -1)
+    return jnp.moveaxis(_windows_along_axis(x, axis, size, step), axis + 1, -1)
 
 
 @register_lowering("unfold_backward")
@@ -87,8 +87,8 @@ def _im2col(
 ) -> jax.Array:
     def blocks(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
-        across = _windows(padded, 3, kernel_size[1], stride[1], dilation[1])  # N C H nw kw
-        both = _windows(across, 2, kernel_size[0], stride[0], dilation[0])  # N C nh kh nw kw
+        across = _windows_along_axis(padded, 3, kernel_size[1], stride[1], dilation[1])  # N C H nw kw
+        both = _windows_along_axis(across, 2, kernel_size[0], stride[0], dilation[0])  # N C nh kh nw kw
         n, c, rows, _, columns, _ = both.shape
         return both.transpose(0, 1, 3, 5, 2, 4).reshape(n, c * kernel_size[0] * kernel_size[1], rows * columns)
 

@@ -17,7 +17,7 @@ Step = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 Function = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def _polynomial(name: str) -> Callable[[Function], Function]:
+def _register_polynomial(name: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function of (x, int64 degrees) for the three overloads of a polynomial."""
 
     def register(function: Function) -> Function:
@@ -106,8 +106,10 @@ _FORMS = {"t": _first_kind, "u": _second_kind, "v": _third_kind, "w": _fourth_ki
 
 
 def _register_chebyshev(kind: str, limit: int, shifted_limit: int) -> None:
-    _polynomial(f"chebyshev_polynomial_{kind}")(lambda x, n: _chebyshev(x, n, limit, kind))
-    _polynomial(f"shifted_chebyshev_polynomial_{kind}")(lambda x, n: _chebyshev(x + x - 1, n, shifted_limit, kind))
+    _register_polynomial(f"chebyshev_polynomial_{kind}")(lambda x, n: _chebyshev(x, n, limit, kind))
+    _register_polynomial(f"shifted_chebyshev_polynomial_{kind}")(
+        lambda x, n: _chebyshev(x + x - 1, n, shifted_limit, kind)
+    )
 
 
 for _kind, _limit, _shifted_limit in (("t", 6, 6), ("u", 8, 6), ("v", 8, 6), ("w", 8, 4)):
@@ -120,23 +122,23 @@ def _hermite(x: jax.Array, n: jax.Array, second: jax.Array, step: Step) -> jax.A
     return jnp.where(n > limit, jnp.asarray(jnp.nan, x.dtype), value)
 
 
-@_polynomial("hermite_polynomial_h")
+@_register_polynomial("hermite_polynomial_h")
 def _hermite_h(x: jax.Array, n: jax.Array) -> jax.Array:
     return _hermite(x, n, x + x, lambda k, q, p: (x + x) * q - (k + k) * p)
 
 
-@_polynomial("hermite_polynomial_he")
+@_register_polynomial("hermite_polynomial_he")
 def _hermite_he(x: jax.Array, n: jax.Array) -> jax.Array:
     return _hermite(x, n, x, lambda k, q, p: x * q - k * p)
 
 
-@_polynomial("laguerre_polynomial_l")
+@_register_polynomial("laguerre_polynomial_l")
 def _laguerre(x: jax.Array, n: jax.Array) -> jax.Array:
     value = _by_recurrence(n, 1 - x, lambda k, q, p: ((k + k + (1 - x)) * q - k * p) / (k + 1))
     return jnp.where(x == 0, jnp.ones_like(x), value)
 
 
-@_polynomial("legendre_polynomial_p")
+@_register_polynomial("legendre_polynomial_p")
 def _legendre(x: jax.Array, n: jax.Array) -> jax.Array:
     value = _by_recurrence(n, x, lambda k, q, p: ((k + k + 1) * x * q - k * p) / (k + 1))
     ends = jnp.abs(x) == 1

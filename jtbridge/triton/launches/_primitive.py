@@ -108,7 +108,7 @@ def _lower_compiled(
         LaunchError: the kernel cannot be compiled for the platform.
     """
     reason = unsupported_reason(platform)
-    reason = reason or (_refused_descriptors() if launch.descriptors and platform != "rocm" else None)
+    reason = reason or (_unsupported_descriptors_reason() if launch.descriptors and platform != "rocm" else None)
     if reason is not None:
         raise LaunchError(f"Kernel `{launch.name}` cannot be part of a program for {platform}: {reason}.")
     memories = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
@@ -139,7 +139,7 @@ def _lower_compiled(
     return [values[i] for i in launch.written]
 
 
-def _refused_descriptors() -> str | None:
+def _unsupported_descriptors_reason() -> str | None:
     """Return why a kernel that makes tensor descriptors cannot be compiled for this process's chip; None if it can.
 
     From compute capability 9.0 on, Triton writes descriptors to scratch memory whose address is a parameter of the

@@ -442,10 +442,10 @@ def test_a_checkpointed_chain_is_torchs():
 @pytest.mark.parametrize("name", ["dlpack", "callback"])
 def test_torch_runs_its_own_operators(name):
     """The graphs of backends that call torch are torch's."""
-    from jtbridge.capture import forward_graph, split
+    from jtbridge.capture import forward_graph, split_or_reason
 
     traced, _ = jtbridge.wrap(llama, backend=name).prepared(arguments(), {})
-    parts = split(traced, (0, 1), (0,), translated=False)
+    parts = split_or_reason(traced, (0, 1), (0,), translated=False)
     assert not isinstance(parts, str)
     whole = forward_graph(traced)
     assert whole is not None
