@@ -35,7 +35,7 @@ def torch_dropout(key: jax.Array, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_draws_are_torchs_own(jit: bool, backend: str):
+def test_draws_match_torch(jit: bool, backend: str):
     f = jtbridge.wrap(dropout)
     call = jax.jit(lambda x, key: f(x, rng=key)) if jit else (lambda x, key: f(x, rng=key))
     for seed in range(3):
@@ -83,7 +83,7 @@ def test_checkpoint_draws_the_same_again(backend: str):
 
 
 @pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
-def test_vmap_over_keys_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+def test_vmap_over_keys_matches_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(fn)
     keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
     run = jax.vmap(lambda x, key: f(x, rng=key))
@@ -93,7 +93,7 @@ def test_vmap_over_keys_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Ge
 
 
 @pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
-def test_one_key_under_vmap_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+def test_one_key_under_vmap_matches_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(fn)
     xs = jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
     run = jax.vmap(lambda x, key: f(x, rng=key), in_axes=(0, None))
@@ -128,7 +128,7 @@ def test_a_generator_that_the_function_seeds_gives_each_row_the_numbers_of_a_cal
     np.testing.assert_array_equal(jax.vmap(lambda x: f(x, **keywords))(xs), jnp.stack(rows))
 
 
-def test_gradients_under_vmap_over_keys_are_a_loop(backend: str, rng: np.random.Generator):
+def test_gradients_under_vmap_over_keys_match_a_loop(backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(lambda x: (dropout(x) ** 2).sum())
     keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 6)).astype(np.float32))
     gradient = jax.grad(lambda x, key: f(x, rng=key))
@@ -222,7 +222,7 @@ def test_a_generator_of_its_own_is_refused(backend: str):
 
 
 @pytest.mark.parametrize("key", [3, np.uint32(3), jnp.ones(2), jnp.zeros(3, jnp.uint32), jnp.zeros(0, jnp.uint32)])
-def test_what_is_not_a_key(key: object, backend: str):
+def test_invalid_keys_are_refused(key: object, backend: str):
     f = jtbridge.wrap(dropout)
     for call in (lambda x: f(x, rng=key), jax.jit(lambda x: f(x, rng=key))):
         with pytest.raises(ArgumentError, match=r"`rng` must be a JAX key such as `jax\.random\.key"):
@@ -444,7 +444,7 @@ def the_same_untraceable(x):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("fn", [with_a_module_without_memory, the_same_untraceable])
 @pytest.mark.parametrize("rng", [{}, {"rng": jax.random.key(0)}], ids=["no key", "a key"])
-def test_nothing_is_drawn_on_the_meta_device(fn, rng):
+def test_meta_device_draws_do_not_advance_the_generator(fn, rng):
     f, x = jtbridge.wrap(fn), jnp.array([1.0, 2.0])
     before = torch.get_rng_state()
     np.testing.assert_array_equal(f(x, **rng), [3, 5])

@@ -73,7 +73,7 @@ def refused_by_torch(calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, An
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OPERATORS)
-def test_of_operators(name: str, x64: None):
+def test_operators_refuse_error_inputs(name: str, x64: None):
     info = OPERATORS[name]
     try:
         found = [(i, error.sample_input) for i, error in enumerate(info.error_inputs("cpu"))]
@@ -87,7 +87,7 @@ def test_of_operators(name: str, x64: None):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", MODULES, ids=lambda info: info.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_of_modules(info: Any, training: bool, x64: None):
+def test_modules_refuse_error_inputs(info: Any, training: bool, x64: None):
     errors = info.module_error_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=False, training=training
     )

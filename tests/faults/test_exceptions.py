@@ -121,7 +121,7 @@ def test_in_an_island(place: str):
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("name", ["xla", *BACKENDS])
-def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
+def test_exception_while_jax_traces_is_raised_unchanged(name: str, transform: Callable[[Callable], Callable]):
     """An exception that tracing did not cause is raised unchanged, and the function is traced again."""
     fails = [True]
 
@@ -139,7 +139,7 @@ def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_end_of_the_program_in_a_called_function(name: str):
+def test_system_exit_in_a_called_function(name: str):
     """XLA does not propagate `SystemExit`: the error names it, as it names every other exception."""
 
     def exits(x: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,7 @@ def test_handlers_of_all_kinds(handler: None):
     np.testing.assert_allclose(jax.jit(f)(X), np.full((2, 3), 2 * np.sin(1)), 1e-6)
 
 
-def test_an_exception_of_the_function_itself_is_its_own(handler: None):
+def test_exception_of_the_function_is_raised_unchanged(handler: None):
     """A function that raises on tensors without values runs in torch. A handler that is set makes no difference."""
 
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ def test_program(number: int):
     assert not [f for f in findings if f.kind != "torch"], program.source
 
 
-def test_the_share_of_operators_is_called():
+def test_forced_share_of_operators_is_called():
     def fn(x):
         for _ in range(10):
             x = x.sin() * 2

@@ -52,7 +52,7 @@ def test_infinities(name):
     check(FUNCTIONS[name], torch.tensor([INF, -INF]))
 
 
-def test_nan_stays():
+def test_nan_propagates():
     check(lambda x: [function(x) for function in FUNCTIONS.values()], torch.full((3,), NAN))
 
 
@@ -91,7 +91,7 @@ def test_learned_slopes():
     check(F.prelu, torch.tensor(-2.0), torch.tensor([0.25]), grad=True)
 
 
-def test_in_place_activations_differentiate_by_their_results():
+def test_in_place_activations_use_results_in_their_derivatives():
     def function(x):
         return [
             f(x * 1)

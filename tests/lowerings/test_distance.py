@@ -42,5 +42,5 @@ def test_cdist_of_many_rows(mode):
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 2), (3, 0, 2), (3, 2, 0)])
-def test_empty(m, n, k):
+def test_empty_input(m, n, k):
     check(torch.cdist, torch.randn(m, k), torch.randn(n, k))

@@ -71,7 +71,7 @@ FEW_ROWS = {
 
 @pytest.mark.parametrize("name", FEW_ROWS)
 @pytest.mark.parametrize("rows", [2, 64])
-def test_a_product_of_few_rows_has_the_larger_matrix_first(name, rows):
+def test_product_of_few_rows_has_larger_matrix_as_left_operand(name, rows):
     x, weight = torch.randn(rows, 256, dtype=torch.float64), torch.randn(512, 256, dtype=torch.float64)
     check(FEW_ROWS[name], x, weight, grad=True, rtol=1e-12, atol=1e-12)
     function = jtbridge.wrap(FEW_ROWS[name], backend="xla")
@@ -81,7 +81,7 @@ def test_a_product_of_few_rows_has_the_larger_matrix_first(name, rows):
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (65, 256)])
-def test_one_row_and_many_rows_come_first(shape):
+def test_one_row_or_many_rows_stay_left_operand(shape):
     function = jtbridge.wrap(functional.linear, backend="xla")
     program = jax.jit(function).lower(jnp.ones(shape), jnp.ones((512, 256))).compile().as_text()
     assert f"f32[512,{shape[0]}]" not in program

@@ -272,7 +272,7 @@ def test_a_number_that_depends_on_data_is_an_array():
     assert jax.jit(jax.vmap(f))(jnp.array([[1.0, 2.0, 2.0], [4.0, 5.0, 6.0]])).tolist() == [2, 3]
 
 
-def test_the_report_says_why_it_is_called():
+def test_report_gives_the_reason_for_a_call():
     report = jtbridge.explain(sum_of_a_mask, jnp.asarray(V))
     assert (report.backend, report.gradient.split(",")[0]) == ("dlpack", "dlpack")
     assert "sizes depend on the values of its arguments (operator `aten.nonzero.default`)" in report.reasons["xla"]
@@ -358,7 +358,7 @@ def test_a_tree_that_depends_on_data_is_refused(results: Callable, difference: s
         jax.jit(f)(jnp.asarray(V))
 
 
-def test_declared_shapes_are_compared_with_what_is_known():
+def test_declared_shapes_are_compared_with_known_shapes():
     def f(v):
         return v[v > 0], v.sum()
 
@@ -382,7 +382,7 @@ def test_a_check_that_fails_raises_in_the_program():
         jax.block_until_ready(f(jnp.asarray(V * 10)))
 
 
-def test_only_one_way_may_return():
+def test_only_one_branch_may_return():
     """If some branches of a function raise for the given shapes, the types of the other branches count."""
 
     def f(v):

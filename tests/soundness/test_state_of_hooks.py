@@ -116,7 +116,7 @@ def hooked(make: Callable) -> Iterator[tuple[Callable, list[int]]]:
 
 
 @pytest.mark.parametrize("make", HOOKS)
-def test_an_ordered_function_has_torchs_sequence_of_results(make: Callable):
+def test_ordered_function_matches_results_of_torch_in_sequence(make: Callable):
     with hooked(make) as (fn, n):
         want = [float(fn(torch.ones(2, 3))) for _ in range(3)], n[0]
     with hooked(make) as (fn, n):
