@@ -257,7 +257,7 @@ def test_switches_of_config_are_checked(options: dict[str, Any]):
         pass
 
 
-def test_batched_of_a_module_takes_no_names():
+def test_batched_of_a_module_accepts_no_names():
     with pytest.raises(ArgumentError, match=r"`batched` of `jtbridge.module` must be True or False, but it is 'x'"):
         jtbridge.module(torch.nn.Linear(1, 1), batched="x")  # type: ignore[arg-type]
 

@@ -79,7 +79,7 @@ def test_jit_compiles_once(backend: str):
     assert len(traces) == 2
 
 
-def test_cached_on_disk_a_program_calls_its_own_function(tmp_path: pathlib.Path):
+def test_program_cached_on_disk_calls_its_own_function(tmp_path: pathlib.Path):
     """The text does not identify the torch function, but a program of another function or process must not call it."""
     code = """
 import gc, os, sys

@@ -117,7 +117,7 @@ def test_partial(make: Any, backend: str):
     check(lambda x: jtbridge.wrap(partial)(1.0, x, scale=2.0), lambda x: 4 * x + 1)
 
 
-def test_a_partial_gives_the_function_its_own_objects():
+def test_partial_passes_its_objects_unchanged():
     """As in torch, the function may read, keep and write to these objects. Only JAX arrays become tensors."""
     calls, buffer, weight = [], torch.zeros(3), torch.nn.Parameter(torch.ones(3))
     array, offsets = np.ones(3, np.float32), collections.OrderedDict(a=1.0)

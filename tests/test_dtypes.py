@@ -105,7 +105,7 @@ def test_int32_option(option: str, inside: torch.dtype, jit: bool, backend: str)
 
 
 @pytest.mark.parametrize("option", ["int64", "keep"])
-def test_int32_stays_int32_while_x64_is_on(option: str, backend: str, x64: None):
+def test_int32_is_preserved_while_x64_is_on(option: str, backend: str, x64: None):
     f = jtbridge.wrap(lambda x: (x, x.sum()), int32=option)
     assert_matches(f(jnp.ones(2, jnp.int32)), (torch.ones(2, dtype=torch.int32), torch.tensor(2)))
 

@@ -71,7 +71,7 @@ def test_eager_calls_run_after_a_running_program(log, seen: list[torch.Tensor]):
     assert finished(seen) == [*range(20), 100]
 
 
-def test_two_functions_keep_one_order(log, seen: list[torch.Tensor]):
+def test_calls_of_two_functions_keep_their_order(log, seen: list[torch.Tensor]):
     other = jtbridge.wrap(lambda x: (seen.append(-torch.ones(())), x)[1], effects="ordered")
     run = jax.jit(lambda x: (log(x), other(x), log(x + 1), other(x)))
     run.lower(jnp.array(0.0)).compile()

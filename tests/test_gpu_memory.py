@@ -122,7 +122,7 @@ def test_an_array_is_committed_if_asked_for(events, committed):
 
 
 @cpu
-def test_an_array_is_made_while_jax_traces_or_looks_for_nan(events):
+def test_array_is_created_during_a_trace_or_under_debug_nans(events):
     def f(x: jax.Array) -> jax.Array:
         array = gpu_memory.copied_to_xla(torch.tensor([1.0, torch.nan]))
         assert not isinstance(array, jax.core.Tracer)

@@ -81,7 +81,7 @@ def test_arguments_and_tensors_are_freed_after_the_call(transform: Callable, bac
     assert [tensor() for tensor in tensors] == [None] * len(tensors)
 
 
-def test_a_result_does_not_keep_its_function(backend: str):
+def test_result_does_not_keep_its_function_alive(backend: str):
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

@@ -210,7 +210,7 @@ def test_a_function_that_cannot_be_traced_draws_as_torch_does_eagerly(backend: s
         assert_matches(found, fn(torch.ones(3)))
 
 
-def test_a_generator_of_its_own_is_refused(backend: str):
+def test_generator_of_the_function_is_refused(backend: str):
     generator = torch.Generator().manual_seed(0)
     f = jtbridge.wrap(lambda x: x * torch.randn(3, generator=generator))
     for keywords in ({}, {"rng": KEY}):
@@ -239,7 +239,7 @@ def test_a_raw_key_may_be_a_numpy_array(jit: bool, backend: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_rows_draw_by_their_own_keys_of_other_generators(impl: str, jit: bool, backend: str):
+def test_rows_draw_by_keys_of_other_prng_implementations(impl: str, jit: bool, backend: str):
     f = jtbridge.wrap(lambda x: torch.rand_like(x))
     call = (jax.jit if jit else lambda g: g)(lambda key: f(ONES, rng=key))
     keys = jax.random.split(jax.random.key(1, impl=impl), 3)
@@ -394,7 +394,7 @@ def noisy_hook(x):
 
 
 @pytest.mark.parametrize("fn", [NoisyGradient.apply, noisy_hook])
-def test_a_backward_that_draws_alone(fn):
+def test_draws_only_in_a_backward(fn):
     f = jtbridge.wrap(lambda x: fn(x).sum())
 
     def gradient(key):
@@ -462,7 +462,7 @@ def test_a_complex_normal_has_its_mean_in_both_parts(jit: bool, backend: str):
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_dropout_of_all_keeps_nan(jit: bool, backend: str):
+def test_dropout_with_probability_one_propagates_nan(jit: bool, backend: str):
     f = jtbridge.wrap(lambda x: torch.native_dropout(x, 1.0, True)[0])
     dropped = (jax.jit if jit else lambda g: g)(lambda x: f(x, rng=KEY))(jnp.array([jnp.nan, jnp.inf, 1.0]))
     np.testing.assert_array_equal(dropped, [np.nan, np.nan, 0])

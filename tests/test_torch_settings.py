@@ -241,7 +241,7 @@ def test_data_assignment_to_closed_over_tensors_is_refused():
     assert torch.equal(layer.weight, before)
 
 
-def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared():
+def test_clear_cache_rereads_inference_mode_tensors():
     with torch.inference_mode():
         scale = torch.ones(3)
     f = jtbridge.wrap(lambda x: x * scale, backend="xla")

@@ -90,7 +90,7 @@ def test_jvp(fn: Callable, backend: str):
         assert_matches(moved, expected[0])
 
 
-def test_vmap_runs_row_by_row_and_says_so_once(fn: Callable, backend: str):
+def test_vmap_runs_row_by_row_and_gives_one_warning(fn: Callable, backend: str):
     f = jax.vmap(jtbridge.wrap(fn))
     rows = jnp.asarray(ROWS)
     expected = torch.stack([fn(torch.from_numpy(row.copy())) for row in ROWS])

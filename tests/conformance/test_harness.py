@@ -171,7 +171,7 @@ def test_eigenvectors_are_compared_up_to_their_phase(phase):
         compared("linalg.eigh", other, None)
 
 
-def test_gradient_in_the_wrong_convention_fails():
+def test_gradient_in_the_wrong_complex_convention_fails():
     @jax.custom_vjp
     def function(x):
         return jnp.sin(x)

@@ -118,7 +118,7 @@ def test_a_path_that_stdout_cannot_encode(tmp_path):
     assert r"\xfc" in done.stdout
 
 
-def test_flags_that_xla_does_not_know():
+def test_unknown_xla_flags():
     done = run("--only", "dlpack", XLA_FLAGS="--no_such_flag=1")
     assert done.returncode == 1
     assert "Unknown flag in XLA_FLAGS: --no_such_flag=1" in " ".join(done.stdout.split())

@@ -38,7 +38,7 @@ def test_fails_without_a_gpu():
 
 @pytest.mark.usefixtures("gpu")
 def test_fails_without_triton_or_a_torch_gpu(monkeypatch, capsys):
-    assert tests.gpu.obstacle() is None
+    assert tests.gpu.missing_gpu_reason() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tests.gpu.main(lambda: report(("a",))) == 1
     assert "this torch has no GPU" in capsys.readouterr().err

@@ -78,7 +78,7 @@ PLACES: dict[str, Callable[[Callable, jax.Array], jax.Array]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_a_compiled_program(place: str, name: str):
+def test_exception_in_a_compiled_program(place: str, name: str):
     run = jax.jit(lambda bad: PLACES[place](jtbridge.wrap(positive, backend=name), bad))
     for _ in range(2):
         with pytest.raises(COMPILED, match="LookupError: the sum is negative"):
@@ -88,7 +88,7 @@ def test_in_a_compiled_program(place: str, name: str):
 
 @pytest.mark.parametrize("place", ["a call", "vmap", "one of eight devices", "the forward of a gradient"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_an_eager_call(place: str, name: str):
+def test_exception_in_an_eager_call(place: str, name: str):
     f = jtbridge.wrap(positive, backend=name)
     for _ in range(2):
         with pytest.raises((LookupError, *COMPILED), match="the sum is negative"):
@@ -98,7 +98,7 @@ def test_in_an_eager_call(place: str, name: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_a_backward(name: str, jit: bool):
+def test_exception_in_a_backward(name: str, jit: bool):
     f = jtbridge.wrap(PositiveInBackward.apply, backend=name)
     gradient = jax.grad(lambda x: f(x).sum())
     gradient = jax.jit(gradient) if jit else gradient
@@ -110,7 +110,7 @@ def test_in_a_backward(name: str, jit: bool):
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "gradient" not in place])
-def test_in_an_island(place: str):
+def test_exception_in_an_island(place: str):
     assert "faults.positive" in str(jtbridge.explain(jtbridge.wrap(with_island, islands="needed"), X).islands)
     run = jax.jit(lambda bad: PLACES[place](jtbridge.wrap(with_island, islands="needed"), bad))
     for _ in range(2):

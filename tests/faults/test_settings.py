@@ -63,7 +63,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_number_of_torchs_threads_changes(name: str, threads: None):
+def test_number_of_torch_threads_changes(name: str, threads: None):
     f = jtbridge.wrap(lambda x: (x @ x.mT).cumsum(0), backend=name)
     x = np.random.default_rng(0).normal(size=(64, 300)).astype(np.float32)
     run, expected = jax.jit(f), None

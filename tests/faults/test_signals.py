@@ -83,7 +83,7 @@ EXPECTED = {"grad": 2 * np.cos(1), "jvp": 2 * np.cos(1)}
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["auto", "xla"])
-def test_in_any_run_of_a_trace(handler: None, backend: str, way: str):
+def test_interrupt_in_any_run_of_a_trace(handler: None, backend: str, way: str):
     expected = np.full((2, 3), EXPECTED.get(way.split()[-1], 2 * np.sin(1)))
     found = 0
     for number in range(8):
@@ -102,7 +102,7 @@ def test_in_any_run_of_a_trace(handler: None, backend: str, way: str):
 
 
 @pytest.mark.parametrize("handler", HANDLERS, indirect=True)
-def test_handlers_of_all_kinds(handler: None):
+def test_signal_handlers_of_all_kinds(handler: None):
     f = jtbridge.wrap(Interrupted(0))
     with pytest.raises(TimeLimit):
         jax.jit(f)(X)

@@ -20,7 +20,7 @@ _COMBINATIONS = list(itertools.product(check.MODES, (torch.float64, torch.float3
 
 
 @pytest.mark.parametrize("number", range(_PROGRAMS))
-def test_program(number: int):
+def test_random_program_matches_torch(number: int):
     program = check.comparable(number, most=8)
     mode, dtype, backend = _COMBINATIONS[number % len(_COMBINATIONS)]
     findings = check.check(program, dtype, backend, modes=(mode,))

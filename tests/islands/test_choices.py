@@ -41,7 +41,7 @@ def test_islands_never_calls_the_whole_function():
         assert calls_in(lambda x: jtbridge.wrap(F, islands="never")(x), X) == 1
 
 
-def test_a_backend_that_was_asked_for_has_islands_only_on_request():
+def test_explicit_backend_has_islands_only_on_request():
     with pytest.raises(TranslationError, match=r"jtbridge_island_tests\.bent\.default"):
         jax.jit(jtbridge.wrap(F, backend="xla"))(X)
     f = jtbridge.wrap(F, backend="xla", islands="needed")
@@ -169,7 +169,7 @@ jtbridge.register_lowering(LOWERED_CUBE)(lambda x: x**3)
 @pytest.mark.parametrize("islands", ["auto", "never"])
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_a_function_that_draws_has_the_gradient_of_its_own_mask(operator, residuals, islands, batched):
+def test_random_function_has_the_gradient_of_its_mask(operator, residuals, islands, batched):
     def fn(x):
         return torch.nn.functional.dropout(operator(torch.nn.functional.dropout(x, 0.5)) * 2, 0.5).sum()
 

@@ -373,7 +373,7 @@ def test_whole_function_is_called_by_default(islands):
     assert text.count(CALL) == 1
 
 
-def test_a_backend_that_was_asked_for_has_regions_only_on_request():
+def test_explicit_backend_has_regions_only_on_request():
     with pytest.raises(TranslationError, match="sizes depend on the values of its arguments"):
         jax.jit(jtbridge.wrap(F, backend="xla")).lower(X)
     f = jtbridge.wrap(F, backend="xla", islands="needed")

@@ -121,7 +121,7 @@ def test_unsupported_arguments_use_jnp():
     assert swiglu(jnp.ones(2, "float16"), jnp.ones(2, "float16")).dtype == "float16"
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     gate = jnp.linspace(-3, 3, 7)
     assert swiglu(gate, gate).dtype == "float64"
     assert jnp.allclose(swiglu(gate, gate), gate**2 / (1 + jnp.exp(-gate)), rtol=1e-14)

@@ -281,7 +281,7 @@ def test_unsupported_arguments_use_jnp():
     assert layer_norm(x[0]).shape == (3,)
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     x, weight = jnp.linspace(-3, 3, 8).reshape(2, 4), jnp.arange(4.0)
     assert unsupported_reason(x) == "`x` is float64, the kernel takes float32, bfloat16, float16"
     assert jnp.allclose(layer_norm(x, weight), layer(x, weight), rtol=1e-14)

@@ -169,7 +169,7 @@ def test_unsupported_arguments_use_jnp():
     assert [y.shape for y in rope_qk(x, x[:, :0], cos, cos)] == [(1, 2, 3, 4), (1, 0, 3, 4)]
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     x, cos = jnp.linspace(0, 1, 24).reshape(2, 3, 4), jnp.linspace(1, 2, 12).reshape(3, 4)
     for rotate, wanted in RULES:
         assert jnp.allclose(rotate(x, cos, cos), wanted(x, cos, cos), rtol=1e-15)

@@ -102,6 +102,6 @@ def test_in_place_activations_use_results_in_their_derivatives():
 
 
 @pytest.mark.parametrize("name", ["hardtanh", "relu6", "hardshrink", "softshrink", "elu", "celu", "selu", "hardswish"])
-def test_gradient_at_nan_is_that_of_vectorized_torch(name):
+def test_gradient_at_nan_matches_vectorized_torch(name):
     # Torch gives a different gradient for the few elements after the last whole vector.
     check(getattr(F, name), torch.full((64,), NAN), grad=True)

@@ -89,7 +89,7 @@ def test_chunked_linear_cross_entropy(reduction):
 @REDUCTIONS
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")  # torch has no second derivative of it
 @pytest.mark.parametrize("program", ["value", "grad", "jvp", "vmap"])
-def test_margins_of_one_sample_are_those_of_eager_calls(reduction, program):
+def test_margins_of_one_sample_match_eager_calls(reduction, program):
     losses = (
         lambda x: F.multilabel_margin_loss(x, torch.tensor([3, 0, -1, 1, 2]), reduction=reduction),
         lambda x: F.multi_margin_loss(x, torch.tensor(2), weight=W + 0.1, reduction=reduction),

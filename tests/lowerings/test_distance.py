@@ -24,7 +24,7 @@ def test_cdist(p):
 
 
 @pytest.mark.parametrize("p", P[:-1])
-def test_cdist_keeps_nan(p):
+def test_cdist_propagates_nan(p):
     x = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0], [1.0, 2.0]])
     check(lambda x: torch.cdist(x, x, p=p), x, **TOLERANCE)
 

@@ -81,7 +81,7 @@ def test_product_of_few_rows_has_larger_matrix_as_left_operand(name, rows):
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (65, 256)])
-def test_one_row_or_many_rows_stay_left_operand(shape):
+def test_one_or_many_rows_are_the_left_operand(shape):
     function = jtbridge.wrap(functional.linear, backend="xla")
     program = jax.jit(function).lower(jnp.ones(shape), jnp.ones((512, 256))).compile().as_text()
     assert f"f32[512,{shape[0]}]" not in program

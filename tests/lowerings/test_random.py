@@ -180,7 +180,7 @@ def test_weights_refused_by_torch_give_an_invalid_index(row: list[float], replac
     assert (drawn[1] >= 0).all()
 
 
-def test_dropout_keeps_nan():
+def test_dropout_propagates_nan():
     def gradient(x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()

@@ -86,7 +86,7 @@ def test_matrix_exp_overflow_does_not_affect_other_matrices():
     check(lambda x: torch.matrix_exp(x)[0].isfinite().all(), x)
 
 
-def test_matrix_exp_of_half_precision_is_that_of_float32_rounded():
+def test_matrix_exp_of_half_precision_is_computed_in_float32():
     """Torch's own result overflows."""
     x = torch.randn(3, 3).bfloat16()
     with jax.enable_x64(True):

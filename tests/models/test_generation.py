@@ -27,7 +27,7 @@ MODELS = {**language_models.CAUSAL, **language_models.WITH_ENCODER}
 
 @pytest.mark.parametrize(("length", "new"), [(5, 24), (20, 8)])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(name: str, length: int, new: int):
+def test_greedy_tokens_of_padded_prompts_match_transformers(name: str, length: int, new: int):
     model, net, params, state = net_of(MODELS[name])
     mask = np.ones((3, length), int)
     mask[1, -2:] = 0  # an encoder is padded on the right, a decoder on the left
@@ -69,7 +69,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_constraints_are_those_of_transformers(name: str, beams: int):
+def test_constraints_match_transformers(name: str, beams: int):
     model, net, params, state = net_of(language_models.llama)
     options = dict(CONSTRAINTS[name])
     ids = prompts(6)
@@ -173,7 +173,7 @@ def test_min_new_tokens_overrides_min_length():
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
-def test_scores_to_sample_from_are_those_of_transformers():
+def test_sampling_scores_match_transformers():
     from jtbridge.models.generation._scores import warped
 
     scores = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32) * 3

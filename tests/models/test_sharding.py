@@ -237,7 +237,7 @@ def test_shardings_match_shard_without_placing_arrays(model):
     assert specs(out) == {name: x.spec for name, x in found.items()}
 
 
-def test_axes_of_the_mesh_are_left_to_the_compiler_whatever_their_type(model):
+def test_mesh_axes_of_any_type_are_treated_as_auto(model):
     mesh = mesh_of(8)
     assert mesh.axis_types == (AxisType.Explicit,)
     params, state = jtbridge.module(model).init(mesh=mesh, rules="tensor")
@@ -248,7 +248,7 @@ def test_axes_of_the_mesh_are_left_to_the_compiler_whatever_their_type(model):
 
 
 @pytest.mark.parametrize(("sizes", "names"), [((8,), ("data",)), ((2, 4), ("data", "model")), ((8,), ("model",))])
-def test_values_gradients_and_changed_state_are_those_of_one_device(model, sizes, names):
+def test_values_gradients_and_changed_state_match_one_device(model, sizes, names):
     net = jtbridge.module(model)
     mesh = mesh_of(*sizes, names=names)
     rules = {("data",): "fsdp", ("data", "model"): "tensor+fsdp", ("model",): "tensor"}[names]
@@ -277,7 +277,7 @@ def test_values_gradients_and_changed_state_are_those_of_one_device(model, sizes
         assert gradient.sharding.is_equivalent_to(params[name].sharding, gradient.ndim), name
 
 
-def test_a_batch_goes_to_the_data_axes():
+def test_batch_is_sharded_over_the_data_axes():
     batch = {"x": np.arange(32.0).reshape(16, 2), "y": torch.arange(16), "scale": 2.0}
     found = jtbridge.shard_batch(batch, mesh_of(2, 4))
     assert specs(found) == {"x": P("data"), "y": P("data"), "scale": P()}

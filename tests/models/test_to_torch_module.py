@@ -354,7 +354,7 @@ def test_invalid_models_are_refused():
 
 
 @pytest.mark.parametrize("library", ["flax.nnx", "equinox"])
-def test_the_mode_is_that_of_the_whole_module(library: str):
+def test_mode_is_set_for_the_whole_module(library: str):
     found = pytest.importorskip(library, reason="it is in the environment of make test-models")
     if library == "equinox":
         parts = [found.nn.Linear(3, 3, key=jax.random.key(0)), found.nn.Dropout(0.5, inference=True)]

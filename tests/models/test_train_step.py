@@ -189,7 +189,7 @@ def test_another_method_can_be_called():
     assert train.state["calls"] == 2
 
 
-def test_compute_in_bfloat16_is_that_of_autocast():
+def test_compute_in_bfloat16_matches_autocast():
     model = mlp(nn.BatchNorm1d(8))
     dtypes = []
 
@@ -322,7 +322,7 @@ def test_tokenizer_result_is_accepted_as_a_batch():
     assert np.isfinite(step(step.init(KEY), BatchEncoding(tensors))[1]["loss"])
 
 
-def test_an_optimizer_may_keep_the_first_parameters():
+def test_optimizer_may_store_the_initial_parameters():
     keep = optax.GradientTransformation(lambda params: params, lambda g, start, p=None: (g, start))
     step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.chain(keep, optax.sgd(0.1)))
     train = step.init(KEY)

@@ -276,7 +276,7 @@ def test_dropped_functions_are_collected():
     assert len(HANDLES) <= before
 
 
-def test_an_autograd_graph_keeps_its_function():
+def test_autograd_graph_keeps_its_function_alive():
     x = torch.rand(3, requires_grad=True)
     value = jtbridge.to_torch_function(lambda x: jnp.sin(x).sum())(x)
     gc.collect()

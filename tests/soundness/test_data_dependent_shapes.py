@@ -279,7 +279,7 @@ def test_report_gives_the_reason_for_a_call():
     assert __file__ in report.reasons["xla"]
 
 
-def test_scan_over_a_function_with_such_sizes():
+def test_scan_over_a_function_with_data_dependent_sizes():
     f = jtbridge.wrap(mean_of_a_mask_times)
     got = jax.jit(lambda v: jax.lax.scan(lambda v, _: (f(v), None), v, None, length=2)[0])(jnp.asarray(V))
     np.testing.assert_allclose(got, mean_of_a_mask_times(mean_of_a_mask_times(torch.from_numpy(V))), rtol=1e-5)
@@ -323,7 +323,7 @@ def test_results_whose_size_depends_on_data_are_refused(fn, backend):
         jax.jit(jtbridge.wrap(fn, backend=backend))(jnp.asarray(V))
 
 
-def test_a_loop_that_makes_the_size_is_refused():
+def test_loop_that_determines_a_result_size_is_refused():
     with pytest.raises(ShapeInferenceError):
         jax.jit(jtbridge.wrap(never_ends))(jnp.asarray(V))
 
@@ -352,7 +352,7 @@ def test_the_error_names_the_result_the_axis_and_the_line():
         (lambda v: ([v], (v,)), r"PyTreeDef\(.*\) or PyTreeDef\(.*\) for different values"),
     ],
 )
-def test_a_tree_that_depends_on_data_is_refused(results: Callable, difference: str):
+def test_result_tree_that_depends_on_data_is_refused(results: Callable, difference: str):
     f = jtbridge.wrap(lambda v: results(v)[0] if v.sum() > 0 else results(v)[1])
     with pytest.raises(DataDependentShapeError, match=rf"returns {difference}, and a JAX program needs one tree"):
         jax.jit(f)(jnp.asarray(V))

@@ -128,7 +128,7 @@ def test_an_eager_batch_that_falls_back_to_rows_counts_each_row_once(form):
     np.testing.assert_array_equal(got[:, 0], [3.0, 6.0, 9.0])
 
 
-def test_state_is_read_anew_between_two_calls_in_one_trace():
+def test_state_is_read_again_between_two_calls_in_one_trace():
     scale, weight = [2.0], torch.ones(3)
     inner = jtbridge.wrap(lambda x: x * scale[0] * weight)
     outer = jtbridge.wrap(lambda x: inner(x))

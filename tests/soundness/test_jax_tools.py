@@ -161,7 +161,7 @@ def test_staging_tools(name: str):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def told(calls: Callable[[], Any]) -> list[str]:
+def retracing_warnings(calls: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calls()
@@ -173,16 +173,16 @@ def test_number_that_changes_in_every_call_gives_one_warning():
         return v * config["lr"]
 
     f = jtbridge.wrap(step, backend="xla")
-    (message,) = told(lambda: [f(X, {"lr": 0.1 * i}) for i in range(12)])
+    (message,) = retracing_warnings(lambda: [f(X, {"lr": 0.1 * i}) for i in range(12)])
     assert "`step`" in message
     assert "config['lr']" in message
     assert "jnp.asarray" in message
-    assert told(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
+    assert retracing_warnings(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
 
 
 def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
     f = jtbridge.wrap(lambda v, *, rate, power: (v * rate) ** power, backend="xla")
-    (message,) = told(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
+    (message,) = retracing_warnings(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
     assert "`rate`" in message
 
 
@@ -196,4 +196,4 @@ def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
 )
 def test_no_retracing_warning_for_repeated_numbers_or_new_shapes(calls: Callable[..., Any]):
     f = jtbridge.wrap(lambda v, rate: v * rate, backend="xla")
-    assert told(lambda: calls(f)) == []
+    assert retracing_warnings(lambda: calls(f)) == []

@@ -174,7 +174,7 @@ def test_refused_dtypes_with_data_dependent_sizes():
         f(X, W)
 
 
-def test_autocast_takes_mixed_dtypes():
+def test_autocast_accepts_mixed_dtypes():
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return F.layer_norm(x @ w, (5,))

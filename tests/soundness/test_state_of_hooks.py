@@ -160,7 +160,7 @@ def test_an_optimizer_steps_in_the_backward(optimizer: type):
     assert [float(f(X)) for _ in range(4)] == pytest.approx(want, rel=1e-5)
 
 
-def test_an_ordered_step_with_dropout_draws_from_torchs_generator():
+def test_ordered_step_with_dropout_uses_the_torch_generator():
     def training_step() -> Callable:
         torch.manual_seed(0)
         net = torch.nn.Linear(3, 1)

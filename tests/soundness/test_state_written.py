@@ -62,7 +62,7 @@ def test_a_generator_that_is_advanced_is_refused():
         jax.jit(jtbridge.wrap(lambda x: x * next(numbers)))(X)
 
 
-def test_memory_that_is_viewed_is_refused():
+def test_write_through_a_memoryview_is_refused():
     counts = bytearray(8)
     view = memoryview(counts)[2:]
 
@@ -75,7 +75,7 @@ def test_memory_that_is_viewed_is_refused():
     assert not any(counts)
 
 
-def test_seeds_that_are_made_are_refused():
+def test_spawned_random_generators_are_refused():
     source = np.random.default_rng(0)
     with pytest.raises(MutationError, match="`source`"):
         jax.jit(jtbridge.wrap(lambda x: x * source.spawn(1)[0].random()))(X)

@@ -153,7 +153,7 @@ def test_trees_and_several_results_are_divided(mesh):
     close((found["out"], found["sum"]), (X @ W, X.sum(1) + np.arange(16)))
 
 
-def test_rows_that_are_not_distributed_are_right(mesh):
+def test_rows_that_are_not_distributed(mesh):
     w, x = placed(mesh)
     run, collectives = compiled(layer(), w, x)
     assert collectives == []
@@ -203,7 +203,7 @@ def test_a_called_module_trains_data_parallel_without_gathers(mesh):
         np.testing.assert_allclose(gradients[name], x.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_under_a_shard_map_over_some_axes_the_result_is_right(mesh):
+def test_shard_map_over_some_axes(mesh):
     _, x = placed(mesh, "data", "model")
     f = jtbridge.wrap(lambda x: x.cumsum(1), backend="dlpack", batched="x")
     specs = {"mesh": x.sharding.mesh, "in_specs": P("data"), "out_specs": P("data")}

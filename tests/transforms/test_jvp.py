@@ -87,7 +87,7 @@ def test_integer_results_have_float0_tangents(backend: str):
     assert dmask.dtype == dorder.dtype == jax.dtypes.float0
 
 
-def test_own_forward_derivative_of_an_autograd_function(backend: str):
+def test_custom_forward_derivative_of_an_autograd_function(backend: str):
     """A function with a custom `jvp` uses it for forward mode, whatever its backward computes."""
 
     class Cube(torch.autograd.Function):
@@ -370,7 +370,7 @@ def test_nan_of_one_element_does_not_affect_others(by: str, jitted: bool, x64: N
 
 @pytest.mark.parametrize("name", ["product", "quotient", "divisor", "power", "cross", "view"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_number_without_a_tangent_makes_no_nan_of_an_infinite_factor(name: str, batched: bool, backend: str):
+def test_number_without_tangent_times_infinity_gives_no_nan(name: str, batched: bool, backend: str):
     """Torch's lazy zeros, the tangents of numbers and constants, times infinity are zero."""
     factors = torch.tensor([float("inf"), 2.0, float("nan")])
     fn = {

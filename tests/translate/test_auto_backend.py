@@ -121,7 +121,7 @@ def test_is_partitioned_under_plain_jit():
     assert "all-gather" not in f.lower(x).compile().as_text()
 
 
-def test_64_bit_islands_keep_their_width_while_x64_is_off():
+def test_64_bit_values_keep_their_width_while_x64_is_off():
     """float64 inside the function is float64, as in torch, though JAX's own arrays are 32 bits wide."""
 
     def fn(x):

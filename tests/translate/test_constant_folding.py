@@ -23,7 +23,7 @@ def causal(x: torch.Tensor) -> torch.Tensor:
     return torch.where(allowed, x, float("-inf")).softmax(-1)
 
 
-def test_a_mask_made_of_positions_is_a_constant():
+def test_mask_computed_from_positions_is_a_constant():
     x = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
     assert not {"iota", "compare"} & primitives(causal, x)
     assert {"exponential", "select"} <= primitives(causal, x)

@@ -264,7 +264,7 @@ def test_random_numbers_of_an_exported_program_follow_its_key():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_torchs_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: bool):
+def test_torch_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: bool):
     program = torch.export.export(MODEL, (torch.ones(4, 300),), dynamic_shapes=({0: torch.export.Dim("b")},))
     if saved:
         torch.export.save(program, tmp_path / "model.pt2")

@@ -197,7 +197,7 @@ def _compiled(fn: Callable, *args: jax.Array) -> str:
     return re.sub(r", metadata=\{[^}]*\}|[.][0-9]+", "", body)
 
 
-def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
+def test_compiled_program_matches_the_same_function_in_jnp():
     x = jnp.ones((8, 8))
     with jax.default_matmul_precision("highest"):  # as torch's products are
         assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
