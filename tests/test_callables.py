@@ -296,7 +296,7 @@ def test_compiled_functions_inside_are_translated():
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), gradient, rtol=1e-5)
 
 
-def test_a_jax_array_for_a_wrapped_function_inside_another_one_is_refused():
+def test_jax_array_argument_of_an_inner_wrapped_function_is_refused():
     """Its torch code would compute with JAX's methods: JAX's `std` differs from torch's."""
     spread = jtbridge.wrap(lambda x: x.std())
     with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):

@@ -275,7 +275,7 @@ def test_deleted_result_is_not_overwritten_before_xla_reads_it():
 
 
 @pytest.mark.gpu
-def test_a_result_of_a_jax_function_is_not_overwritten_before_torch_has_read_it():
+def test_jax_function_result_is_not_overwritten_before_torch_reads_it():
     double = jtbridge.to_torch_function(lambda x: x * 2)
     x, numbers = torch.ones(MANY, device="cuda"), jnp.ones(MANY)
     double(x)

@@ -116,7 +116,7 @@ def test_one_key_gives_each_row_the_numbers_of_a_call(draw, called: bool):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("keywords", [{}, {"rng": KEY}])
 @pytest.mark.parametrize("draw", [lambda x, g: torch.rand(x.shape, generator=g), torch.rand_like, torch.bernoulli])
-def test_a_generator_that_the_function_seeds_gives_each_row_the_numbers_of_a_call(draw, keywords: dict):
+def test_generator_seeded_by_the_function_restarts_for_each_row(draw, keywords: dict):
     @jtbridge.wrap
     def f(x: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)

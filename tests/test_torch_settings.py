@@ -129,7 +129,7 @@ def test_eager_calls_follow_the_thread(change: tuple[Callable, Callable], backen
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_gradients_are_right_whatever_is_set(change: tuple[Callable, Callable], jit: bool, backend: str):
+def test_gradients_match_torch_for_all_settings(change: tuple[Callable, Callable], jit: bool, backend: str):
     traced, called = change
     f = jtbridge.wrap(lambda x: torch.tanh(x) ** 2)
     run = jax.value_and_grad(lambda x: f(x).sum())

@@ -170,7 +170,7 @@ def test_gradient_of_a_linear_function_is_batched(backend: str):
     assert jax.jit(jax.vmap(jax.grad(f)))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
 
 
-def test_a_loop_without_torch_that_never_ends_for_example_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_loop_that_never_ends_for_example_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_watchdog, "SECONDS", 1.0)
 
     def f(x):

@@ -279,7 +279,7 @@ def test_the_doctor_proves_the_kernels_once(interpreted, only):
     assert second.healthy
 
 
-def test_the_doctor_names_kernels_that_fail_and_a_folder_it_cannot_write_to(interpreted, prelude, only):
+def test_doctor_names_failed_kernels_and_an_unwritable_folder(interpreted, prelude, only):
     only("proof")
     prelude(f"{CHILDREN}\nfrom jtbridge.kernels._softmax import op\nop._backward = lambda y, ct, *, log: [ct + 1]")
     interpreted.parent.mkdir()

@@ -35,7 +35,7 @@ def calls_in(function, *args) -> int:
     return jax.jit(function).lower(*args).as_text().count(_CALL)
 
 
-def test_a_large_convolution_is_run_by_torch_and_a_small_one_by_xla():
+def test_only_large_convolutions_are_islands():
     f = jtbridge.wrap(grouped)
     assert calls_in(f, X, W) == 1
     assert calls_in(f, X[:1, :8, :8, :8], W[:8]) == 0
@@ -69,7 +69,7 @@ def test_gradient_of_an_island_is_an_island():
     assert_matches(jax.jit(gradient)(X, W), expected, 1e-4)
 
 
-def test_a_product_of_bfloat16_is_an_island_if_its_first_matrix_is_transposed():
+def test_bfloat16_product_with_transposed_first_matrix_is_an_island():
     x, y = jnp.ones((128, 512), "bfloat16"), jnp.ones((128, 512), "bfloat16")
     assert calls_in(jtbridge.wrap(lambda x, y: x.t() @ y), x, y) == 1
     assert calls_in(jtbridge.wrap(lambda x, y: x @ y.t()), x, y) == 0
@@ -134,7 +134,7 @@ def test_a_batch_of_images_and_of_kernels_is_one_call():
         assert_matches(jax.jit(function)(*arrays), torch.stack(expected), 1e-4)
 
 
-def test_a_batch_of_an_operator_that_torch_runs_row_by_row_is_left_to_xla():
+def test_batch_without_a_torch_batching_rule_is_left_to_xla():
     def attention(q, k, v):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -227,7 +227,7 @@ def test_size_threshold_is_above_the_last_measurement_xla_won():
     assert _costs._won(points[:1]) == ()
 
 
-def test_a_gain_of_a_few_microseconds_is_not_worth_a_call():
+def test_small_gain_does_not_justify_a_call():
     assert _costs._won([(1, 30.0, 15.0), (10, 60.0, 30.0)]) == ((10, 2.0),)
 
 

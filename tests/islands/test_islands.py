@@ -54,7 +54,7 @@ def test_an_operator_without_a_derivative_is_refused_before_the_program_runs(tra
 
 @pytest.mark.parametrize("options", [{}, {"islands": "needed"}, {"backend": "dlpack"}], ids=str)
 @pytest.mark.parametrize("operator", [scratching, scratching_numpy])
-def test_an_operator_that_writes_to_its_argument_is_refused_and_no_array_changes(operator, options):
+def test_operator_that_writes_to_its_argument_is_refused(operator, options):
     f = jax.jit(jtbridge.wrap(lambda x: operator(x).sin(), **options))
     x = jnp.zeros((2, 3))
     with warnings.catch_warnings():

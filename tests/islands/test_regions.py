@@ -216,7 +216,7 @@ def test_transformations_match_torch(name):
     assert_matches(lowered.compile()(ABOVE), theirs(t), 1e-4)
 
 
-def test_a_batch_is_one_call_that_runs_its_rows_one_after_another():
+def test_batch_is_one_call_that_runs_rows_in_sequence():
     f = jax.vmap(jtbridge.wrap(F, islands="needed"))
     with pytest.warns(SequentialVmapWarning, match="sizes depend on the values"):
         assert calls_in(f, ABOVE) == 1

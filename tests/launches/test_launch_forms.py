@@ -85,7 +85,7 @@ def test_tensor_descriptors_of_the_device(backend):
         np.testing.assert_array_equal(got, 2 * x.astype(dtype))
 
 
-def test_tensor_descriptors_are_refused_where_jax_triton_gives_them_no_memory():
+def test_tensor_descriptors_are_refused_without_jax_triton_scratch_memory():
     from .way_kernels import described
 
     x = jnp.asarray(X.reshape(4, 16))

@@ -144,7 +144,7 @@ def test_products_with_one_matrix_for_a_whole_batch(function):
     check(function, torch.randn(4, 2, 3), torch.randn(3, 5))
 
 
-def test_a_linear_layer_does_not_copy_its_weight_for_each_element_of_a_batch():
+def test_linear_layer_does_not_copy_its_weight_per_batch_element():
     layer = torch.nn.functional.linear
     function = jax.jit(jtbridge.wrap(lambda x, w: layer(x.transpose(1, 2), w), backend="xla"))
     program = function.lower(jnp.ones((7, 64, 3)), jnp.ones((48, 64))).compile().as_text()

@@ -85,7 +85,7 @@ def test_variance(correction):
     check(lambda x: torch.std(x, correction=correction), torch.randn(4, 3, dtype=torch.complex64))
 
 
-def test_the_variance_of_equal_elements_is_exactly_zero_and_so_is_its_gradient():
+def test_variance_and_gradient_of_equal_elements_are_exactly_zero():
     check(lambda x: torch.std(x, 1), torch.full((2, 7), 0.1), rtol=0, atol=0, grad=True)
 
 

@@ -56,7 +56,7 @@ def test_nearest_of_channels_last(mode, channels):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_nearest_by_a_factor_that_is_not_the_quotient_of_the_sizes(mode):
+def test_nearest_with_a_factor_inconsistent_with_the_sizes(mode):
     def run(x):
         return [F.interpolate(x, scale_factor=factor, mode=mode) for factor in FACTORS[x.ndim - 2]]
 

@@ -114,7 +114,7 @@ def test_median_of_an_empty_tensor():
     check(torch.nanmedian, torch.empty(0, dtype=torch.int64))
 
 
-def test_mode_is_the_smallest_of_the_most_frequent_at_its_last_place():
+def test_mode_is_the_smallest_most_frequent_value_and_last_index():
     check(torch.mode, torch.tensor([[3, 1, 3, 1, 2], [5, 5, 4, 0, 0]]))
     check(lambda x: torch.mode(x, 0), torch.tensor([2.0, 2.0, 1.0]), grad=True)
 

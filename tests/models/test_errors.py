@@ -82,7 +82,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "attribute"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-def test_a_tensor_of_a_layout_that_jax_does_not_have_is_named(layout: str, kind: str):
+def test_tensor_of_an_unsupported_layout_is_named(layout: str, kind: str):
     model = nn.Sequential(nn.Linear(3, 3), nn.Module())
     tensor = LAYOUTS[layout]()
     if kind == "parameter":

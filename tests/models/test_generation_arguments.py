@@ -96,7 +96,7 @@ def test_a_padding_token_outside_the_vocabulary_is_refused():
         jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
 
 
-def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused():
+def test_models_with_cache_length_dependent_attention_are_refused():
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
     config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=4)
     net = jtbridge.module(transformers.GPTNeoForCausalLM(config))

@@ -98,7 +98,7 @@ def test_a_program_with_a_scan_has_one_loop_in_each_direction():
     assert program(tower(), "inline").count("stablehlo.while") == 0
 
 
-def test_a_scan_makes_the_program_independent_of_the_number_of_blocks():
+def test_scan_program_size_is_independent_of_the_number_of_blocks():
     few, many = (program(tower(count), "scan").count("dot_general") for count in (4, 9))
     assert few == many < program(tower(9), "inline").count("dot_general")
 

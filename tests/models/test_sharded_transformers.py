@@ -203,7 +203,7 @@ def losses_on_one_device() -> list[float]:
     return losses
 
 
-def test_a_tensor_parallel_forward_sums_twice_per_layer_and_once_for_the_embedding():
+def test_tensor_parallel_forward_has_expected_number_of_all_reduces():
     net = jtbridge.module(made_llama())
     mesh = mesh_of(8)
     params, state = net.init(mesh=mesh, rules="tensor")

@@ -285,7 +285,7 @@ def test_detached_weights_are_values_eagerly_and_refused_in_a_trace():
         jax.jit(net)(params, state, X)
 
 
-def test_arguments_of_a_wrapped_function_that_a_closure_reads_are_refused_in_a_gradient():
+def test_closed_over_arguments_are_refused_in_a_gradient():
     f = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax(w))(x).sum())
     assert f(X, 5 * X) == 15.0
     assert jax.grad(f)(X, 5 * X).tolist() == [5.0, 5.0, 5.0]

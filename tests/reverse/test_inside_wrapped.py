@@ -197,7 +197,7 @@ def test_wrapped_function_runs_as_torch_after_a_nested_call():
     np.testing.assert_allclose(f(jnp.array([0.5])), jax.jit(f)(jnp.array([0.5])), rtol=1e-5)
 
 
-def test_a_wrapped_function_inside_a_jax_function_that_torch_func_traces_first():
+def test_wrapped_function_inside_a_jax_function_traced_by_torch_func():
     inner = jtbridge.wrap(lambda x: torch.sin(x) * jtbridge.to_torch_function(jnp.cos)(x))
     f = jtbridge.to_torch_function(lambda x: inner(x))  # JAX has not traced it yet
     x = torch.rand(2, 3)

@@ -441,7 +441,7 @@ def test_all_results_of_least_squares(shape: tuple[int, ...], driver: str | None
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_size_that_is_wrongly_declared_as_zero_is_noticed_at_run_time(backend, batched):
+def test_size_wrongly_declared_as_zero_is_detected_at_run_time(backend, batched):
     f = jtbridge.wrap(lambda v: v[v > 0], output_shapes=jax.ShapeDtypeStruct((0,), jnp.float32))
     f, v = (jax.vmap(f), jnp.stack([V, V])) if batched else (f, V)
     assert jax.jit(f)(-jnp.ones_like(v)).shape[-1] == 0

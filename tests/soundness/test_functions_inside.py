@@ -119,7 +119,7 @@ def test_reports_do_not_change_state(form):
 
 
 @forms
-def test_an_eager_batch_that_falls_back_to_rows_counts_each_row_once(form):
+def test_eager_sequential_batch_runs_each_row_once(form):
     counter = Counter()
     inner = form(counter)
     rows = jnp.ones((3, 3))

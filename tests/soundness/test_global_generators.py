@@ -159,7 +159,7 @@ def test_a_seed_of_torch_works_eagerly():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_seeded_generator_made_inside_draws_the_same_numbers_in_each_call():
+def test_seeded_generator_of_the_function_repeats_its_draws():
     def f(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rand(3, generator=torch.Generator().manual_seed(1))
 

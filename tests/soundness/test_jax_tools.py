@@ -180,7 +180,7 @@ def test_number_that_changes_in_every_call_gives_one_warning():
     assert retracing_warnings(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
 
 
-def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
+def test_changing_number_is_named_for_any_keyword_order():
     f = jtbridge.wrap(lambda v, *, rate, power: (v * rate) ** power, backend="xla")
     (message,) = retracing_warnings(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
     assert "`rate`" in message

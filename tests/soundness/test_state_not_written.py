@@ -133,7 +133,7 @@ def around(fn):
 
 
 @pytest.mark.parametrize(("module", "is_refused"), [("torch.decorators", False), ("user.decorators", True)])
-def test_the_globals_of_a_decorator_of_a_library_are_not_state_of_a_function(module, is_refused):
+def test_globals_of_a_library_decorator_are_not_state(module, is_refused):
     scope = {"__name__": module, "calls": []}
     exec(AROUND, scope)
     f = jax.jit(jtbridge.wrap(scope["around"](lambda x: 2 * x)))

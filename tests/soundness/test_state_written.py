@@ -137,7 +137,7 @@ def test_state_written_on_real_values_is_restored():
 
 
 @pytest.mark.parametrize("first", [0.0, 3.0])
-def test_a_value_that_equals_the_state_for_some_arguments_is_refused(first):
+def test_write_that_equals_the_state_for_some_arguments_is_refused(first):
     """Untraceable functions run on arguments of zeros and of ones, whose sums are these."""
     last = [first]
 

@@ -459,7 +459,7 @@ def test_jvp_inside_a_function_with_a_custom_jvp(jitted: bool, backend: str, x64
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-12)
 
 
-def test_a_hook_of_a_module_that_cannot_be_called_where_the_program_runs(monkeypatch: pytest.MonkeyPatch):
+def test_hook_of_a_module_on_another_device(monkeypatch: pytest.MonkeyPatch):
     """On a machine with a GPU, functions are examined there. A module on the CPU can only be translated."""
     module = torch.nn.Linear(3, 2)
     module.register_full_backward_hook(lambda module, inputs, outputs: (10 * inputs[0],))

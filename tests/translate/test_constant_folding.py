@@ -82,7 +82,7 @@ def test_a_closed_over_tensor_that_changes_is_read_again():
 
 
 @pytest.mark.parametrize("size", [3, 300], ids=["literal", "input"])
-def test_a_write_to_a_closed_over_tensor_after_the_trace_does_not_change_the_program(size: int):
+def test_write_after_the_trace_does_not_change_the_program(size: int):
     weight = torch.ones(size)
     f = jtbridge.wrap(lambda x: (x * x * weight + weight.neg()).sum(), backend="xla")
     x = np.full(size, 3.0, np.float32)

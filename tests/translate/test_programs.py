@@ -22,7 +22,7 @@ X = jnp.linspace(-1.0, 1.0, 600).reshape(2, 300)
 KEY = jax.random.key(3)
 
 
-def test_big_constants_are_arrays_of_the_jaxpr_and_small_ones_are_not():
+def test_only_large_constants_are_arrays_of_the_jaxpr():
     big, small = torch.ones(300, 4), torch.ones(4)
     jaxpr = jax.make_jaxpr(jtbridge.wrap(lambda x: x @ big + small, backend="xla"))(X)
     assert [c.shape for c in jaxpr.consts] == [(300, 4)]
@@ -68,7 +68,7 @@ def test_gradient_with_closed_over_weights():
     np.testing.assert_allclose(rows, got, rtol=1e-5)
 
 
-def test_module_paths_and_operators_are_named_scopes_forward_and_backward():
+def test_module_paths_and_operators_are_named_scopes():
     model = torch.nn.Sequential(torch.nn.Linear(300, 8), torch.nn.Tanh())
     params = jtbridge.to_jax(dict(model.named_parameters()))
     f = jtbridge.wrap(lambda p, x: torch.func.functional_call(model, p, x), backend="xla")
@@ -115,7 +115,7 @@ def test_vmap_draws_the_same_for_one_key_and_differently_for_many():
     assert (other[0] != other[1]).all()
 
 
-def test_a_signature_is_captured_once_in_a_trace_and_once_for_eager_calls():
+def test_signature_is_captured_once_per_trace_and_eager_use():
     calls = queue.SimpleQueue()  # not seen by jtbridge, which undoes changes of state that it sees
 
     def fn(x):

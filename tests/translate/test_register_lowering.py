@@ -215,7 +215,7 @@ def shift_(x: torch.Tensor) -> None:
     x.add_(1)
 
 
-def test_an_operator_that_writes_to_its_arguments_is_named_and_no_lowering_proposed():
+def test_operator_that_writes_to_its_arguments_gets_no_lowering_suggestion():
     def fn(x):
         shift_(x)
         return x
