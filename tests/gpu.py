@@ -18,7 +18,7 @@ from jtbridge.diagnosis._requirements import version_of
 from jtbridge.triton import jax_assembler, unsupported_reason
 
 
-def no_gpu_reason() -> str | None:
+def missing_gpu_reason() -> str | None:
     """Return why no kernel can run on a GPU here; None if nothing is known to prevent it."""
     if jax.default_backend() != "gpu":
         return f'JAX\'s default backend is "{jax.default_backend()}": install jax[cuda12] or jax[cuda13]'
@@ -38,7 +38,7 @@ def versions() -> str:
 
 def main(prove: Callable[[], ProofReport] = jtbridge.prove) -> int:
     """Return the exit status: 0 if every kernel is right."""
-    reason = no_gpu_reason()
+    reason = missing_gpu_reason()
     if reason is not None:
         sys.stderr.write(f"No kernel runs on a GPU here: {reason}.\n")
         return 1

@@ -86,7 +86,7 @@ def test_static_values_arrive_as_they_are(value: Any, backend: str):
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1.0), (1, True), (0.0, -0.0), (0, False), ("1", 1), (2, 3)])
-def test_equal_static_values_of_different_types_are_told_apart(first: Any, second: Any, backend: str):
+def test_equal_static_values_of_different_types_are_distinguished(first: Any, second: Any, backend: str):
     """1 == 1.0 == True in Python, but torch computes different things with them."""
     f = jtbridge.wrap(lambda x, v: torch.full((2,), v) if not isinstance(v, str) else x)
     for value in (first, second, first):
@@ -97,7 +97,7 @@ def test_equal_static_values_of_different_types_are_told_apart(first: Any, secon
 
 
 @pytest.mark.parametrize("make", [jtbridge.wrap, jtbridge.to_torch_function])
-def test_equal_ranges_that_are_written_differently_are_told_apart(make):
+def test_equal_ranges_written_differently_are_distinguished(make):
     f = make(lambda x, r: x * r.stop)
     x = jnp.ones(1) if make is jtbridge.wrap else torch.ones(1)
     assert [float(f(x, r)[0]) for r in (range(0, 3, 2), range(0, 4, 2), range(0, 3, 2))] == [3, 4, 3]
@@ -111,7 +111,7 @@ class Scaled:
 
 
 @pytest.mark.parametrize("wrap", [jtbridge.wrap, lambda f: jtbridge.wrap(f, backend="xla")], ids=["eager", "xla"])
-def test_static_parts_of_a_tree_are_told_apart_by_type(wrap):
+def test_static_parts_of_a_tree_are_distinguished_by_type(wrap):
     f = wrap(lambda s: Scaled(s.x * s.scale, s.scale))
     x = jnp.ones(2, int)
     for scale in (0, False, -0.0, 0.0, 0):
@@ -121,7 +121,7 @@ def test_static_parts_of_a_tree_are_told_apart_by_type(wrap):
         assert np.signbit(np.asarray(got.x, float)).tolist() == torch.signbit(expected.float()).tolist()
 
 
-def test_nan_as_a_static_value_does_not_make_a_plan_per_call():
+def test_nan_as_a_static_value_does_not_retrace_each_call():
     f = jtbridge.wrap(lambda x, v: x * v, backend="xla")
     for _ in range(3):
         assert np.isnan(f(jnp.ones(2), float("nan"))).all()
@@ -226,7 +226,7 @@ def test_large_tree(backend: str):
     assert all(float(g) == 1 for g in jax.grad(f)(tree).values())
 
 
-def test_wrap_refuses_what_is_not_callable():
+def test_wrap_refuses_objects_that_are_not_callable():
     with pytest.raises(ArgumentError, match="`wrap` takes a callable, but got an int"):
         jtbridge.wrap(3)
 
@@ -257,7 +257,7 @@ def test_switches_of_config_are_checked(options: dict[str, Any]):
         pass
 
 
-def test_batched_of_a_module_takes_no_names():
+def test_batched_of_a_module_accepts_no_names():
     with pytest.raises(ArgumentError, match=r"`batched` of `jtbridge.module` must be True or False, but it is 'x'"):
         jtbridge.module(torch.nn.Linear(1, 1), batched="x")  # type: ignore[arg-type]
 

@@ -56,7 +56,7 @@ def test_a_dry_run_measures_every_row(tmp_path):
     assert "needs a GPU" in rows["block"]["failed"]["jtbridge triton"]
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_missing_gpu_is_reported(tmp_path):
     done = bench(folder=tmp_path)
     assert done.returncode == 1
     assert "JAX runs on cpu: this needs a GPU that JAX and torch can use; `--dry-run`" in done.stderr
@@ -64,13 +64,13 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert "no row is called like that" in bench("--only", "nothing", folder=tmp_path).stderr
 
 
-def test_what_is_begun_too_late_says_so(tmp_path):
+def test_rows_skipped_for_time_are_reported(tmp_path):
     done = bench("--dry-run", "--only", "loss", "--seconds", "-1", folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout.count("the time was up") == 2
 
 
-def test_contestants_take_turns_and_are_checked():
+def test_contestants_alternate_and_are_checked():
     order = []
 
     def adding(name, result):

@@ -33,7 +33,7 @@ def make() -> Callable:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_two_traces_of_one_function(program: str, backend: str):
+def test_two_traces_of_one_function_give_the_same_program(program: str, backend: str):
     f = make()
     first, second = (jax.jit(PROGRAMS[program](f)).lower(X).as_text() for _ in range(2))
     assert first == second
@@ -41,19 +41,19 @@ def test_two_traces_of_one_function(program: str, backend: str):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_traces_of_two_equal_functions(program: str, backend: str):
+def test_traces_of_two_equal_functions_give_the_same_program(program: str, backend: str):
     first, second = (jax.jit(PROGRAMS[program](make())).lower(X).as_text() for _ in range(2))
     assert first == second
 
 
-def test_keys_are_not_written_into_the_text(backend: str):
+def test_random_keys_are_not_constants_of_the_program(backend: str):
     f = jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5))
     first, second = (jax.jit(lambda x, key: f(x, rng=key)).lower(X, jax.random.key(i)).as_text() for i in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
-def test_torch_is_looked_at_once(transform: Callable, backend: str):
+def test_function_is_traced_once(transform: Callable, backend: str):
     """After the first call, each call runs the function once, and never traces it."""
     runs = []
 
@@ -79,7 +79,7 @@ def test_jit_compiles_once(backend: str):
     assert len(traces) == 2
 
 
-def test_cached_on_disk_a_program_calls_its_own_function(tmp_path: pathlib.Path):
+def test_program_cached_on_disk_calls_its_own_function(tmp_path: pathlib.Path):
     """The text does not identify the torch function, but a program of another function or process must not call it."""
     code = """
 import gc, os, sys
@@ -108,7 +108,7 @@ for backend in ("dlpack", "callback"):
         assert done.returncode == 0, done.stderr
 
 
-def test_clear_cache_forgets_jitted_calls():
+def test_clear_cache_drops_jitted_calls():
     scale = [2.0]
     f = jtbridge.wrap(lambda x: x * scale[0])
     compiled, other = jax.jit(f), jax.jit(jax.grad(lambda x: f(x).sum()))

@@ -30,7 +30,7 @@ def count(fn: Callable, *args) -> collections.Counter[str]:
         return collections.Counter(counts)
 
 
-def test_tracing_runs_nothing(backend: str):
+def test_tracing_does_not_run_the_function(backend: str):
     f = jtbridge.wrap(square_sum)
     with counted() as counts:
         jax.eval_shape(f, X)
@@ -147,7 +147,7 @@ def test_unused_result_is_not_computed(backend: str):
 
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
-def test_the_backend_is_the_one_asked_for(backend: str):
+def test_requested_backend_is_used(backend: str):
     text = jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
     targets = {"dlpack": "xla_buffer_python_cpu_callback", "callback": "xla_ffi_python_cpu_callback"}
     other = targets[{"dlpack": "callback", "callback": "dlpack"}[backend]]
@@ -163,7 +163,7 @@ def test_backend_of_the_decorator_and_of_the_block():
     assert "xla_ffi_python_cpu_callback" in jax.jit(lambda x: f(x)).lower(X).as_text()
 
 
-def test_what_auto_cannot_translate_is_called_without_a_copy():
+def test_untranslatable_function_is_called_without_a_copy():
     with pytest.warns(jtbridge.errors.CalledWarning, match="has no lowering"):
         text = jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
     assert "xla_buffer_python_cpu_callback" in text

@@ -117,7 +117,7 @@ def test_partial(make: Any, backend: str):
     check(lambda x: jtbridge.wrap(partial)(1.0, x, scale=2.0), lambda x: 4 * x + 1)
 
 
-def test_a_partial_gives_the_function_its_own_objects():
+def test_partial_passes_its_objects_unchanged():
     """As in torch, the function may read, keep and write to these objects. Only JAX arrays become tensors."""
     calls, buffer, weight = [], torch.zeros(3), torch.nn.Parameter(torch.ones(3))
     array, offsets = np.ones(3, np.float32), collections.OrderedDict(a=1.0)
@@ -158,7 +158,7 @@ def test_writes_to_the_objects_of_a_partial_are_refused_in_a_program(write, make
     assert str(state) == str(before)
 
 
-def test_what_a_partial_fixes_is_read_in_each_call():
+def test_fixed_arguments_of_a_partial_are_read_in_each_call():
     partial = functools.partial(lambda x, *, scale: x * scale, scale=2.0)
     wrapped = jtbridge.wrap(partial)
     check(lambda x: wrapped(x), lambda x: x * 2)
@@ -201,7 +201,7 @@ def test_module_with_parameters_inside_and_outside(backend: str):
     assert_matches(found, dict(zip(parameters, expected, strict=True)))
 
 
-def test_weights_that_change_in_place_are_seen(backend: str):
+def test_weights_changed_in_place_are_used(backend: str):
     """The function closes over a module: every call, also a compiled one, reads the module's current weights."""
     model = torch.nn.Linear(3, 1, bias=False)
     f = jax.jit(jtbridge.wrap(model))
@@ -211,7 +211,7 @@ def test_weights_that_change_in_place_are_seen(backend: str):
     assert f(X).tolist() == [3.0]
 
 
-def test_deep_modules_that_write_to_tensors_of_their_own():
+def test_deep_modules_that_write_to_their_intermediate_tensors():
     """Memory is reused often, and must never be mistaken for the memory of a weight."""
     for _ in range(6):
         layers = [(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4)) for _ in range(15)]
@@ -281,7 +281,7 @@ def test_a_compiled_function_of_large_arrays(compiler: str, caplog: pytest.LogCa
 
 # Under grad the argument is not a leaf, because torch code may write to it, and dynamo reads every tensor's `.grad`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_what_is_compiled_inside_is_translated():
+def test_compiled_functions_inside_are_translated():
     compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
     linear = torch.nn.Linear(3, 3)
     module = torch.compile(linear, backend="eager")
@@ -296,7 +296,7 @@ def test_what_is_compiled_inside_is_translated():
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), gradient, rtol=1e-5)
 
 
-def test_a_jax_array_for_a_wrapped_function_inside_another_one_is_refused():
+def test_jax_array_argument_of_an_inner_wrapped_function_is_refused():
     """Its torch code would compute with JAX's methods: JAX's `std` differs from torch's."""
     spread = jtbridge.wrap(lambda x: x.std())
     with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):

@@ -62,7 +62,7 @@ def test_layouts(layout: str, copy: bool):
     assert_matches(jtbridge.to_jax(tensor, copy=copy), tensor.detach() + 0)
 
 
-def test_other_leaves_are_left_alone():
+def test_other_leaves_are_unchanged():
     tree = {"t": torch.ones(1), "j": jnp.ones(1), "n": np.ones(1), "s": "text", "none": None, "i": 3}
     found = jtbridge.to_jax(tree)
     assert isinstance(found["t"], jax.Array)
@@ -139,7 +139,7 @@ def test_writes_that_no_schema_declares_are_refused(write: Callable):
     assert x.tolist() == [1, 1, 1]
 
 
-def test_a_capsule_and_a_deep_copy_have_memory_of_their_own():
+def test_capsule_and_deep_copy_have_separate_memory():
     x = jnp.ones(3) + 0
     torch.from_dlpack(jtbridge.to_torch(x)).zero_()
     copying.deepcopy(jtbridge.to_torch(x)).zero_()
@@ -194,14 +194,14 @@ def test_arrays_on_several_devices_are_gathered():
     assert jtbridge.to_torch(jax.device_put(jnp.ones(2), jax.devices()[1])).tolist() == [1, 1]
 
 
-def test_converted_tensors_follow_the_arrays_they_meet():
+def test_converted_tensors_are_not_committed_to_a_device():
     """As with `jnp.asarray` of host memory, they are not committed to a device, so that they fit into any program."""
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
     assert (jtbridge.to_jax(torch.ones(8)) + sharded).tolist() == list(range(1, 9))
 
 
-def test_what_cannot_be_converted():
+def test_unsupported_values_are_refused():
     with pytest.raises(ArgumentError, match=r"layout torch\.sparse_coo, which JAX does not have"):
         jtbridge.to_jax(torch.ones(2).to_sparse())
     with pytest.raises(DTypeError, match=r"a tensor has torch dtype `torch\.complex32`, which JAX does not have"):
@@ -219,6 +219,6 @@ def test_what_cannot_be_converted():
     assert jtbridge.to_jax({"names": {"a"}}) == {"names": {"a"}}
 
 
-def test_to_torch_of_a_traced_array_says_what_to_do():
+def test_to_torch_of_a_traced_array_suggests_a_fix():
     with pytest.raises(ArgumentError, match=r"got an array that JAX traces\. Pass it as an argument of a wrapped"):
         jax.jit(jtbridge.to_torch)(jnp.ones(3))

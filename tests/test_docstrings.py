@@ -51,7 +51,7 @@ def test_examples(public: Any):
     assert not output, "".join(output)
 
 
-def test_every_public_function_is_here():
+def test_every_public_function_has_examples():
     functions = {name for name in jtbridge.__all__ if callable(getattr(jtbridge, name)) and name.islower()}
     assert functions == {public.__name__ for public in PUBLIC}
 

@@ -59,7 +59,7 @@ def test_gradient(name: str, jit: bool, backend: str):
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", ["int64", "uint64", "float64", "complex128"])
-def test_64_bit_results_are_what_jax_makes_of_them(name: str, wide: bool, backend: str):
+def test_64_bit_results_have_the_dtypes_of_jax(name: str, wide: bool, backend: str):
     f = jtbridge.wrap(lambda x: (x * 3).to(getattr(torch, name)))
     with jax.enable_x64(wide):
         x = jnp.arange(3, dtype=jnp.int16)
@@ -105,7 +105,7 @@ def test_int32_option(option: str, inside: torch.dtype, jit: bool, backend: str)
 
 
 @pytest.mark.parametrize("option", ["int64", "keep"])
-def test_int32_stays_int32_while_x64_is_on(option: str, backend: str, x64: None):
+def test_int32_is_preserved_while_x64_is_on(option: str, backend: str, x64: None):
     f = jtbridge.wrap(lambda x: (x, x.sum()), int32=option)
     assert_matches(f(jnp.ones(2, jnp.int32)), (torch.ones(2, dtype=torch.int32), torch.tensor(2)))
 

@@ -64,14 +64,14 @@ def test_equal_calls_are_not_merged(log, seen: list[torch.Tensor]):
     assert finished(seen) == [5, 5]
 
 
-def test_eager_calls_come_after_those_of_a_program_under_way(log, seen: list[torch.Tensor]):
+def test_eager_calls_run_after_a_running_program(log, seen: list[torch.Tensor]):
     run = jax.jit(lambda x: [log(x + i) for i in range(20)])
     run(jnp.array(0.0))
     log(jnp.array(100.0))
     assert finished(seen) == [*range(20), 100]
 
 
-def test_two_functions_keep_one_order(log, seen: list[torch.Tensor]):
+def test_calls_of_two_functions_keep_their_order(log, seen: list[torch.Tensor]):
     other = jtbridge.wrap(lambda x: (seen.append(-torch.ones(())), x)[1], effects="ordered")
     run = jax.jit(lambda x: (log(x), other(x), log(x + 1), other(x)))
     run.lower(jnp.array(0.0)).compile()
@@ -112,7 +112,7 @@ def test_cond_runs_the_branch_taken(log, seen: list[torch.Tensor]):
     assert finished(seen) == [2, 20, 2]
 
 
-def test_map_goes_row_by_row(log, seen: list[torch.Tensor]):
+def test_map_runs_row_by_row(log, seen: list[torch.Tensor]):
     assert jax.jit(lambda xs: jax.lax.map(log, xs))(jnp.arange(3.0)).tolist() == [1, 2, 3]
     assert finished(seen) == [0, 1, 2]
 
@@ -128,7 +128,7 @@ def test_map_goes_row_by_row(log, seen: list[torch.Tensor]):
         (lambda f: lambda x: jax.linearize(f, x), "differentiated"),
     ],
 )
-def test_refusals(transform: Callable, what: str, log, seen: list[torch.Tensor]):
+def test_unsupported_transformations_are_refused(transform: Callable, what: str, log, seen: list[torch.Tensor]):
     x = jnp.zeros(2) if what == "vmapped" else jnp.array(0.0)
     with pytest.raises(EffectsError) as caught:
         transform(log)(x)
@@ -139,7 +139,7 @@ def test_refusals(transform: Callable, what: str, log, seen: list[torch.Tensor])
     )
 
 
-def test_stop_gradient_is_the_way_around(log, seen: list[torch.Tensor]):
+def test_stop_gradient_permits_differentiation(log, seen: list[torch.Tensor]):
     def loss(x):
         log(jax.lax.stop_gradient(x))
         return x**2
@@ -154,7 +154,7 @@ def test_integers_in_a_differentiated_function(log, seen: list[torch.Tensor]):
     assert float(jax.grad(lambda x: x * note(jnp.array([2]))[0].astype(jnp.float32))(jnp.array(3.0))) == 2
 
 
-def test_torchs_own_generator_is_drawn_from(seen: list[torch.Tensor]):
+def test_draws_use_the_default_generator_of_torch(seen: list[torch.Tensor]):
     f = jax.jit(jtbridge.wrap(lambda x: x * torch.randn(3), effects="ordered"))
     jax.block_until_ready(f(jnp.ones(3)))
     torch.manual_seed(3)
@@ -164,7 +164,7 @@ def test_torchs_own_generator_is_drawn_from(seen: list[torch.Tensor]):
     assert [first.tolist(), second.tolist()] == [torch.randn(3).tolist(), torch.randn(3).tolist()]
 
 
-def test_closed_over_state_is_kept():
+def test_closed_over_state_is_updated():
     norm = torch.nn.BatchNorm1d(2)
     f = jax.jit(jtbridge.wrap(norm, effects="ordered"))
     f.lower(jnp.ones((3, 2))).compile()
@@ -188,7 +188,7 @@ def test_exceptions_reach_the_caller(log):
     assert fail(-jnp.ones(2)).tolist() == [-1, -1]
 
 
-def test_with_its_output_shapes_it_runs_when_it_is_called_alone(seen: list[torch.Tensor]):
+def test_declared_output_shapes_prevent_extra_runs(seen: list[torch.Tensor]):
     @jtbridge.wrap(effects="ordered", output_shapes=jax.ShapeDtypeStruct((), jnp.float32))
     def log(x: torch.Tensor) -> torch.Tensor:
         seen.append(torch.tensor(float(x)))
@@ -201,7 +201,7 @@ def test_with_its_output_shapes_it_runs_when_it_is_called_alone(seen: list[torch
     assert finished(seen) == [0, 1, 2]
 
 
-def test_state_is_not_spoilt_to_find_output_shapes():
+def test_shape_inference_does_not_change_state():
     norm = torch.nn.BatchNorm1d(2)
     f = jtbridge.wrap(lambda x: norm(x) * float(x.sum()), effects="ordered")
     jax.eval_shape(f, jnp.ones((3, 2)))

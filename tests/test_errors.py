@@ -32,7 +32,7 @@ def next_call_works(backend: str) -> Iterator[None]:
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def test_every_class_is_of_one_family_and_documented():
+def test_every_error_class_has_the_base_class_and_is_documented():
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
     raised = [c for c in classes if not issubclass(c, Warning)]
     assert all(issubclass(c, errors.JtbridgeError) for c in raised)
@@ -172,7 +172,7 @@ def test_shape_inference_error():
     assert jtbridge.wrap(f, output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))(X).tolist() == [1, 2]
 
 
-def test_output_shapes_that_are_no_shapes():
+def test_output_shapes_that_are_not_shapes():
     with pytest.raises(errors.ShapeInferenceError) as caught:
         jtbridge.wrap(torch.nonzero, output_shapes="same")(X)
     assert str(caught.value) == (
@@ -187,7 +187,7 @@ def test_output_shapes_of_torch():
         jtbridge.wrap(torch.sin, output_shapes=torch.empty(2, dtype=torch.complex32))(X)
 
 
-def test_output_shapes_that_are_wrong_are_told_when_traced():
+def test_wrong_output_shapes_are_refused_when_traced():
     f = jtbridge.wrap(torch.sin, output_shapes=jax.ShapeDtypeStruct((3,), jnp.float32))
     with pytest.raises(errors.OutputMismatchError) as caught:
         f(X)
@@ -254,7 +254,7 @@ def test_arguments_on_different_devices():
     assert f(X, {"w": w}).devices() == {jax.devices()[1]}  # X is not committed
 
 
-def test_an_error_of_the_trace_is_shown_where_examples_raise_for_their_values():
+def test_trace_error_is_shown_if_the_example_run_raises():
     def write(x, mask):
         x = x.clone()
         x[mask] = torch.zeros(3, dtype=torch.float64)
@@ -309,7 +309,7 @@ def test_effects_error(make: Callable):
     assert_matches(jax.jit(f)(X), torch.sin(torch.tensor([1.0, 2.0])))
 
 
-def test_an_object_that_torch_cannot_construct_while_it_is_watched():
+def test_tensor_subclass_construction_that_fails_only_in_a_trace():
     class Ones(torch.Tensor):
         pass
 
@@ -332,7 +332,7 @@ def test_a_pullback_after_a_weight_has_changed():
 
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_a_mistake_that_fakes_find_elsewhere_is_torchs_own_error(backend: str):
+def test_invalid_index_dtype_raises_the_error_of_torch(backend: str):
     f = jtbridge.wrap(lambda x, i: x[i], backend=backend)
     with pytest.raises(IndexError, match="tensors used as indices must be long"):
         jax.jit(f)(jnp.ones((2, 3)), jnp.ones(2))
@@ -340,7 +340,7 @@ def test_a_mistake_that_fakes_find_elsewhere_is_torchs_own_error(backend: str):
 
 @pytest.mark.parametrize("use", [jnp.sin, jnp.sum, lambda x: jax.lax.sin(x), lambda x: jax.nn.relu(x)])
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_jax_code_in_a_torch_function_is_told_what_to_do(use: Callable, jitted: bool):
+def test_jax_call_in_a_torch_function_suggests_a_fix(use: Callable, jitted: bool):
     f = jtbridge.wrap(lambda x: use(x))
     with pytest.raises(TypeError) as caught:
         (jax.jit(f) if jitted else f)(jnp.ones(2))
@@ -353,7 +353,7 @@ def test_backends_of_no_platform(platform):
         jtbridge.backends(platform)
 
 
-def test_an_eager_call_on_several_devices_is_told_to_be_translated():
+def test_eager_call_on_several_devices_suggests_translation():
     """Torch itself would run it, and the error says how."""
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("d")))

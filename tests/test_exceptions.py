@@ -78,7 +78,7 @@ def test_output_mismatch_in_an_eager_call(wrong: Any, backend: str):
         jtbridge.wrap(positive, output_shapes=wrong)(X)
 
 
-def test_exception_in_an_eager_call_is_raised_as_it_is(backend: str):
+def test_exception_in_an_eager_call_is_raised_unchanged(backend: str):
     with pytest.raises(LookupError) as caught:
         jtbridge.wrap(positive)(-X)
     assert type(caught.value) is LookupError
@@ -104,13 +104,13 @@ def test_exception_in_a_compiled_program_carries_the_torch_traceback(make: Calla
     jax.block_until_ready(run(X))
 
 
-def test_mistake_in_the_function_is_the_callers_to_see(backend: str):
+def test_mistake_in_the_function_raises_the_error_of_torch(backend: str):
     with pytest.raises(RuntimeError, match=r"size of tensor a \(2\) must match the size of tensor b \(3\)") as caught:
         jax.jit(jtbridge.wrap(torch.add))(X, jnp.ones(3))
     assert "(raised while finding the output shapes of `add`)" in caught.value.__notes__
 
 
-def test_a_mistake_is_told_once(backend: str, caplog: pytest.LogCaptureFixture):
+def test_mistake_is_reported_once(backend: str, caplog: pytest.LogCaptureFixture):
     """The user gets only the exception, without torch's log of the failed inference of shapes."""
     with pytest.raises(RuntimeError, match="must match the size"):
         jtbridge.wrap(torch.add)(X, jnp.ones(3))

@@ -30,7 +30,7 @@ WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="is about ma
 
 
 @WITHOUT_CUDA
-def test_the_reason_why_it_cannot_run():
+def test_unavailable_backends_give_the_reason():
     reasons = {status.name: status.reason for status in jtbridge.backends("cuda")}
     assert reasons["dlpack"] in ("this build of torch is for cpu", "torch finds no GPU")
     assert gpu_unavailable_reason("rocm") in ("this build of torch is for cpu", "this build of torch is for cuda")
@@ -49,7 +49,7 @@ def test_a_callback_is_lowered_only_where_it_can_run():
         jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
 
 
-def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
+def test_gpu_program_is_a_call_with_the_buffers_of_xla(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["jtbridge._backends.dlpack"], "gpu_unavailable_reason", lambda platform: None)
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
     traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
@@ -109,7 +109,7 @@ def planned(fn, *args, **options) -> Any:
     return jtbridge.wrap(fn, backend="dlpack", **options).prepared(args, {})[0]
 
 
-def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[str]):
+def test_torch_runs_on_the_stream_of_xla(events: list[str]):
     def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         events.append(f"new tensors on {torch.get_default_device()}, grad {torch.is_grad_enabled()}")
         return x + y, (x * y).to(torch.int32)
@@ -144,7 +144,7 @@ def test_an_eager_call_waits_for_the_users_current_stream(events: list[str], mon
     assert events == ["the default stream waits for the user's stream"] * initialized
 
 
-def test_every_eager_program_is_ordered_so(monkeypatch):
+def test_every_eager_program_waits_for_current_streams(monkeypatch):
     ordered = []
     common = sys.modules["jtbridge.primitives._common"]
     monkeypatch.setattr(common, "order_after_current_streams", ordered.append)
@@ -158,7 +158,7 @@ def test_every_eager_program_is_ordered_so(monkeypatch):
     "dtype",
     ["float32", "bfloat16", "float16", "complex64", "bool", "int8", "uint8", "int32", "uint16", "float8_e4m3fn"],
 )
-def test_xlas_own_buffers(events: list[str], dtype: str, shape: tuple[int, ...]):
+def test_calls_use_the_buffers_of_xla(events: list[str], dtype: str, shape: tuple[int, ...]):
     """Here XLA's buffers are on the CPU; reads and writes through them are the same."""
     traced = planned(lambda x, y: (y.logical_not(), x.movedim(0, -1).clone() if x.ndim else x), *arrays(dtype, shape))
     called = gpu_callback(traced)
@@ -180,7 +180,7 @@ def arrays(dtype: str, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(x).astype(dtype), jnp.asarray(x % 2 == 0)
 
 
-def test_an_exception_leaves_the_streams_in_order(events: list[str]):
+def test_streams_are_restored_after_an_exception(events: list[str]):
     def fn(x: torch.Tensor) -> torch.Tensor:
         if (x < 0).any():
             raise LookupError("not there")
@@ -192,7 +192,7 @@ def test_an_exception_leaves_the_streams_in_order(events: list[str]):
     assert events[-1] == "torch's waits for 77 of 3"
 
 
-def test_no_memory_is_left(events: list[str]):
+def test_out_of_memory_error(events: list[str]):
     def fn(x: torch.Tensor) -> torch.Tensor:
         if (x < 0).any():
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -203,7 +203,7 @@ def test_no_memory_is_left(events: list[str]):
         gpu_callback(traced)(Context(), Buffer(-torch.ones(3)), Buffer(torch.ones(3)))
 
 
-def test_what_is_written_to_is_copied_first(events: list[str]):
+def test_written_arguments_are_copied_first(events: list[str]):
     traced = planned(lambda x: x.add_(1), jnp.ones(3))
     x, out = torch.ones(3), torch.zeros(3)
     gpu_callback(traced)(Context(), Buffer(x), Buffer(out))
@@ -256,7 +256,7 @@ def test_constants_of_another_device_are_read_in_every_run():
     assert moved.forward(torch.ones(2, device="meta"))[0].device.type == "meta"
 
 
-def test_an_error_about_dtypes_is_none_about_devices():
+def test_dtype_error_is_not_a_device_error():
     both = "Input type ({}) and weight type ({}) should be the same"
     for names, is_mixed in (
         (("torch.cuda.FloatTensor", "torch.cuda.HalfTensor"), False),
@@ -268,7 +268,7 @@ def test_an_error_about_dtypes_is_none_about_devices():
         assert hasattr(error, "__notes__") == is_mixed
 
 
-def test_an_error_about_devices_says_what_to_do():
+def test_device_error_suggests_a_fix():
     error = RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
     add_device_note(error, [torch.ones(2), torch.ones(2)])
     add_device_note(RuntimeError("something else"), [torch.ones(2, device="meta")])
@@ -301,7 +301,7 @@ def dropout_of_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.dropout(torch.tanh(x @ w), 0.5) + torch.arange(w.shape[1], device=x.device)
 
 
-def test_an_error_about_devices_in_a_call_by_the_host_says_what_to_do():
+def test_device_error_in_a_host_callback_suggests_a_fix():
     def f(x: torch.Tensor) -> torch.Tensor:
         if jtbridge_runs:
             raise RuntimeError("Expected all tensors to be on the same device, but got mat1 is on cpu")
@@ -314,7 +314,7 @@ def test_an_error_about_devices_in_a_call_by_the_host_says_what_to_do():
         compiled(jnp.ones(2)).block_until_ready()
 
 
-def test_an_ordered_call_of_a_program_computes_where_the_functions_tensors_lie(monkeypatch):
+def test_ordered_call_runs_on_the_device_of_closed_over_tensors(monkeypatch):
     """The test has no GPU, and uses the meta device in its place."""
     monkeypatch.setattr(sys.modules["jtbridge.calls.traced._call"], "device_closed_over", lambda fn: "meta")
     seen = []
@@ -349,7 +349,7 @@ def test_an_ordered_training_step_on_a_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_function_is_checked_where_its_tensors_lie(device):
+def test_check_runs_on_the_device_of_closed_over_tensors(device):
     model = torch.nn.Linear(3, 2).to(device)
     report = jtbridge.check(lambda x: model(x).square().sum(), jnp.ones((4, 3)))
     assert {each.backend for each in report.comparisons if each.ok} >= {"xla"}, report
@@ -386,7 +386,7 @@ def test_the_same_key_gives_the_same_mask_on_a_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
-def test_nothing_waits_and_nothing_is_copied_to_the_host():
+def test_calls_do_not_synchronize_or_copy_to_the_host():
     f = jax.jit(jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack"))
     x = jnp.ones(1 << 24)
     f(x).block_until_ready()
@@ -403,7 +403,7 @@ def test_nothing_waits_and_nothing_is_copied_to_the_host():
 
 
 @pytest.mark.gpu
-def test_weights_that_torch_has_just_written_are_what_the_call_reads():
+def test_call_reads_weights_just_written_by_torch():
     weight = torch.zeros(1 << 24, device="cuda")
     f = jax.jit(jtbridge.wrap(lambda x: (x + weight).sum(), backend="dlpack"))
     x = jnp.zeros(1 << 24)
@@ -416,7 +416,7 @@ def test_weights_that_torch_has_just_written_are_what_the_call_reads():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ["auto", "dlpack", "jit"])
-def test_weights_that_a_stream_of_the_users_is_writing(way: str):
+def test_weights_being_written_on_a_user_stream(way: str):
     """An eager call waits for the current stream. A program compiled by the user waits for the default stream alone."""
     weight, stream = torch.zeros(1 << 24, device="cuda"), torch.cuda.Stream()
     eager = jtbridge.wrap(lambda x: (x + weight).sum(), backend="dlpack" if way == "jit" else way)

@@ -51,7 +51,7 @@ INTO_XLA = ["torch shares", "torch copies", "wait for torch"]
 
 @cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool", "int32", "uint8"])
-def test_an_array_has_memory_of_its_own(events, dtype):
+def test_array_has_separate_memory(events, dtype):
     tensor = torch.arange(64).reshape(8, 8).to(getattr(torch, dtype)).T
     array = gpu_memory.copied_to_xla(tensor)
     assert events == INTO_XLA
@@ -82,7 +82,7 @@ def test_no_elements(events):
 
 
 @cpu
-def test_a_tensor_has_memory_of_its_own(events):
+def test_tensor_has_separate_memory(events):
     array = jnp.arange(64.0)
     tensor = gpu_memory.copied_to_torch(array)
     assert events == ["torch shares"]
@@ -93,7 +93,7 @@ def test_a_tensor_has_memory_of_its_own(events):
 @cpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool", "int64", "float8_e4m3fn"])
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_small_array_takes_the_way_by_the_host(events, monkeypatch, dtype, committed):
+def test_small_array_is_copied_through_the_host(events, monkeypatch, dtype, committed):
     monkeypatch.undo()
     monkeypatch.setattr(gpu_memory, "gpu", lambda device, what: jax.devices()[0])
     tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype)).T
@@ -122,7 +122,7 @@ def test_an_array_is_committed_if_asked_for(events, committed):
 
 
 @cpu
-def test_an_array_is_made_while_jax_traces_or_looks_for_nan(events):
+def test_array_is_created_during_a_trace_or_under_debug_nans(events):
     def f(x: jax.Array) -> jax.Array:
         array = gpu_memory.copied_to_xla(torch.tensor([1.0, torch.nan]))
         assert not isinstance(array, jax.core.Tracer)
@@ -229,7 +229,7 @@ BEHIND = 200_000_000  # cycles of a GPU, a tenth of a second
 
 
 @pytest.mark.gpu
-def test_an_argument_that_is_gone_is_not_overwritten_before_torch_has_read_it():
+def test_deleted_argument_is_not_overwritten_before_torch_reads_it():
     def slow(x: torch.Tensor) -> torch.Tensor:
         torch.cuda._sleep(BEHIND)
         return x * 2
@@ -259,7 +259,7 @@ def test_an_argument_of_a_call_without_results_on_the_gpu_is_not_overwritten():
 
 
 @pytest.mark.gpu
-def test_a_result_that_is_gone_is_not_overwritten_before_xla_has_read_it():
+def test_deleted_result_is_not_overwritten_before_xla_reads_it():
     @jax.jit
     def slow(y: jax.Array, w: jax.Array) -> jax.Array:
         w = jax.lax.fori_loop(0, 300, lambda _, w: jnp.tanh(w @ w), w)
@@ -275,7 +275,7 @@ def test_a_result_that_is_gone_is_not_overwritten_before_xla_has_read_it():
 
 
 @pytest.mark.gpu
-def test_a_result_of_a_jax_function_is_not_overwritten_before_torch_has_read_it():
+def test_jax_function_result_is_not_overwritten_before_torch_reads_it():
     double = jtbridge.to_torch_function(lambda x: x * 2)
     x, numbers = torch.ones(MANY, device="cuda"), jnp.ones(MANY)
     double(x)
@@ -322,7 +322,7 @@ CALLS = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_to_an_argument_leaves_the_callers_array(write, call):
+def test_write_to_an_argument_does_not_change_the_array(write, call):
     def f(x: torch.Tensor) -> torch.Tensor:
         y = (x * x).sum()
         with torch.no_grad():
@@ -339,7 +339,7 @@ def test_a_write_to_an_argument_leaves_the_callers_array(write, call):
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", ["value", "gradient", "derivative"])
 @pytest.mark.parametrize("keep", [lambda x: x, lambda x: x.detach(), lambda x: x.detach()[1:]])
-def test_a_write_after_the_call_to_a_kept_argument_leaves_the_callers_array(keep, call):
+def test_later_write_to_a_stored_argument_leaves_the_array_unchanged(keep, call):
     kept = []
 
     def f(x: torch.Tensor) -> torch.Tensor:

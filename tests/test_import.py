@@ -61,14 +61,14 @@ def imported_units(path: pathlib.Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_import_from_preceding_rows(path: pathlib.Path):
+def test_files_import_only_from_preceding_rows(path: pathlib.Path):
     here = unit(path)
     assert here in ROW, f"`{here}` has no row in `LAYERS`: add it after everything that it imports"
     for other in imported_units(path) - {here}:
         assert ROW[other] < ROW[here], f"`{path.name}` of `{here}` imports `{other}`, whose row does not precede it"
 
 
-def test_rows_name_what_exists():
+def test_rows_name_existing_files():
     assert {unit(path) for path in FILES} == set(ROW)
 
 
@@ -150,7 +150,7 @@ def private_uses(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_names_of_libraries_are_used_in_their_home_alone(path: pathlib.Path):
+def test_private_library_names_are_used_only_in_allowed_files(path: pathlib.Path):
     allowed = HOMES.get(unit(path), ()) if path.name != "__init__.py" else ()
     assert {name for name in private_uses(path.read_text()) if name.partition(".")[0] not in allowed} == set()
 
@@ -199,7 +199,7 @@ HEAVY = (
 )
 
 
-def test_import_and_eager_calls_load_nothing_heavy_and_import_changes_nothing():
+def test_import_and_eager_calls_load_no_heavy_modules():
     done = subprocess.run(
         [sys.executable, "-c", f"HEAVY = {HEAVY!r}\n{IMPORT}"],
         capture_output=True,
@@ -211,7 +211,7 @@ def test_import_and_eager_calls_load_nothing_heavy_and_import_changes_nothing():
     assert done.stdout.split() == []
 
 
-def test_public_names_are_those_of_all():
+def test_star_import_gives_the_public_names():
     names: dict[str, object] = {}
     exec("from jtbridge import *", names)
     assert {name for name in names if not name.startswith("__")} == set(jtbridge.__all__)

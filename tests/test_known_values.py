@@ -37,7 +37,7 @@ def test_each_value_has_its_own_translation():
     assert [r.tolist() for r in f(X)] == [[0.0], [0.0, 2.0, 4.0], [], [0.0]]
 
 
-def test_under_transformations():
+def test_known_values_under_transformations():
     x = X.reshape(2, 3)
     assert jax.jit(jax.grad(lambda x: rows(x, N).sum()))(X).tolist() == [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
     assert jax.jit(jax.vmap(lambda x: rows(x, N)))(x).tolist() == [[0.0, 2.0], [6.0, 8.0]]
@@ -74,7 +74,7 @@ def test_dtypes_are_those_of_an_argument():
     assert jax.jit(lambda x: jtbridge.wrap(g, int32="keep")(x, N))(X).tolist() == [0.0, 32.0]
 
 
-def test_a_write_to_a_known_value_is_not_seen_by_the_caller():
+def test_write_to_a_known_value_does_not_change_the_argument():
     def f(x, n):
         return x[: int(n.add_(1))]
 
@@ -116,7 +116,7 @@ def test_packed_sequences_of_known_lengths():
     np.testing.assert_allclose(got, last(torch.from_numpy(x), torch.tensor([2, 4])), rtol=1e-5, atol=1e-6)
 
 
-def test_a_key_is_no_known_value():
+def test_random_key_is_not_a_known_value():
     key = jax.random.key(0)
     with pytest.raises(jtbridge.errors.DTypeError, match="rng="):
         jax.jit(lambda x: jtbridge.wrap(lambda x, k: x * 2)(x, key))(X)

@@ -19,7 +19,7 @@ def layers(count: int) -> torch.nn.Module:
     return torch.nn.Sequential(*[torch.nn.Linear(1500, 1500, bias=False) for _ in range(count)])
 
 
-def test_a_large_module_is_told_once():
+def test_large_module_gives_one_warning():
     f = jtbridge.wrap(layers(2))
     with pytest.warns(ConstantsWarning, match=r"`Sequential` closes over 18 MB.*net = jtbridge.module\(model\)"):
         jax.jit(f).lower(X)

@@ -63,7 +63,7 @@ def test_weights_are_freed_with_the_module(use: str, backend: str):
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
-def test_arguments_and_tensors_are_let_go_at_once(transform: Callable, backend: str):
+def test_arguments_and_tensors_are_freed_after_the_call(transform: Callable, backend: str):
     tensors = []
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_arguments_and_tensors_are_let_go_at_once(transform: Callable, backend: 
     assert [tensor() for tensor in tensors] == [None] * len(tensors)
 
 
-def test_a_result_does_not_keep_its_function(backend: str):
+def test_result_does_not_keep_its_function_alive(backend: str):
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -109,7 +109,7 @@ def test_traced_functions_are_bounded(monkeypatch: pytest.MonkeyPatch):
     assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its traced function
 
 
-def test_plans_do_not_grow_with_equal_calls():
+def test_equal_calls_reuse_one_trace():
     f = jtbridge.wrap(lambda x, n: (x**n).sum(), backend="xla")
     sizes = []
     for _ in range(3):

@@ -86,14 +86,14 @@ def expected(writer: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_argument_is_left_alone(writer: Callable[..., Any], jit: bool, x: jax.Array, backend: str):
+def test_argument_is_unchanged(writer: Callable[..., Any], jit: bool, x: jax.Array, backend: str):
     f = jtbridge.wrap(writer)
     for _ in range(2):  # the second call sees the same argument as the first
         assert_matches((jax.jit(f) if jit else f)(x), expected(writer))
     assert x.tolist() == [1, -2, 3]
 
 
-def test_intermediate_value_is_left_alone(writer: Callable[..., Any], x: jax.Array, backend: str):
+def test_intermediate_value_is_unchanged(writer: Callable[..., Any], x: jax.Array, backend: str):
     """The function writes to an intermediate value of a program, which the program uses again after the call."""
     f = jtbridge.wrap(writer)
 
@@ -106,7 +106,7 @@ def test_intermediate_value_is_left_alone(writer: Callable[..., Any], x: jax.Arr
     assert before.tolist() == after.tolist() == [1, -2, 3]
 
 
-def test_numpy_and_torch_arguments_are_left_alone(writer: Callable[..., Any], backend: str):
+def test_numpy_and_torch_arguments_are_unchanged(writer: Callable[..., Any], backend: str):
     array, tensor = np.array([1, -2, 3], np.float32), torch.tensor([1.0, -2.0, 3.0])
     f = jtbridge.wrap(writer)
     assert_matches(f(array), expected(writer))
@@ -172,7 +172,7 @@ def test_running_statistics_that_a_schema_does_not_declare_as_written(name: str,
     assert mean.tolist() == [0, 0]
 
 
-def test_return_mutated_of_a_function_that_writes_nothing(backend: str):
+def test_return_mutated_of_a_function_without_writes(backend: str):
     out, mutated = jtbridge.wrap(torch.sin, return_mutated=True)(jnp.zeros(2))
     assert out.tolist() == [0, 0]
     assert mutated == {}
@@ -299,7 +299,7 @@ def test_an_argument_with_another_shape_or_memory(fn, by):
         assert_matches((value, mutated["x"]), (torch.stack(values), torch.stack(written)))
 
 
-def test_a_shape_that_values_decide_is_refused():
+def test_value_dependent_shape_is_refused():
     def fn(x):
         x.resize_(2 if x.sum() > 1 else 1)
         return x.sum() * 0
@@ -331,7 +331,7 @@ CASTS = {
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")  # torch cannot cast the layers of a trace
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_a_cast_of_a_layer_that_changes_nothing_is_no_write(cast: str, backend: str):
+def test_cast_of_a_layer_without_effect_is_not_a_write(cast: str, backend: str):
     model = CastsALayer(CASTS[cast])
     x = jnp.ones((4, 3))
     expected = model.layer(torch.ones(4, 3)).detach().numpy()

@@ -184,14 +184,14 @@ def test_results_that_share_memory(jit: bool, backend: str):
 
 
 @pytest.mark.parametrize("size", [4, 40_000])
-def test_results_over_memory_that_is_not_torchs(size: int):
+def test_results_in_memory_not_owned_by_torch(size: int):
     owner = np.zeros(size, np.float32)
     array = jtbridge.wrap(lambda x: torch.from_numpy(owner))(jnp.ones(1))
     owner[:] = 7
     assert not array.any()
 
 
-def test_results_that_are_lazy_or_strange(backend: str):
+def test_conjugate_transposed_and_empty_results(backend: str):
     f = jtbridge.wrap(
         lambda x: [x.T, x.to(torch.complex64).conj(), (x * 1j).conj().imag, x[:0], x.sum(), x.new_zeros(0, 3)]
     )
@@ -224,7 +224,7 @@ def test_results_are_as_committed_to_a_device_as_the_arguments(backend: str):
         lambda x: iter([x]),
     ],
 )
-def test_tensors_that_jax_cannot_find(result, jit: bool):
+def test_results_with_hidden_tensors_are_refused(result, jit: bool):
     f = jtbridge.wrap(result)
     with pytest.raises(ArgumentError, match=r"returned an? .*, whose tensors JAX cannot find. Return a list"):
         (jax.jit(f) if jit else f)(jnp.ones(2))

@@ -35,7 +35,7 @@ def torch_dropout(key: jax.Array, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_draws_are_torchs_own(jit: bool, backend: str):
+def test_draws_match_torch(jit: bool, backend: str):
     f = jtbridge.wrap(dropout)
     call = jax.jit(lambda x, key: f(x, rng=key)) if jit else (lambda x, key: f(x, rng=key))
     for seed in range(3):
@@ -83,7 +83,7 @@ def test_checkpoint_draws_the_same_again(backend: str):
 
 
 @pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
-def test_vmap_over_keys_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+def test_vmap_over_keys_matches_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(fn)
     keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
     run = jax.vmap(lambda x, key: f(x, rng=key))
@@ -93,7 +93,7 @@ def test_vmap_over_keys_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Ge
 
 
 @pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
-def test_one_key_under_vmap_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+def test_one_key_under_vmap_matches_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(fn)
     xs = jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
     run = jax.vmap(lambda x, key: f(x, rng=key), in_axes=(0, None))
@@ -116,7 +116,7 @@ def test_one_key_gives_each_row_the_numbers_of_a_call(draw, called: bool):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("keywords", [{}, {"rng": KEY}])
 @pytest.mark.parametrize("draw", [lambda x, g: torch.rand(x.shape, generator=g), torch.rand_like, torch.bernoulli])
-def test_a_generator_that_the_function_seeds_gives_each_row_the_numbers_of_a_call(draw, keywords: dict):
+def test_generator_seeded_by_the_function_restarts_for_each_row(draw, keywords: dict):
     @jtbridge.wrap
     def f(x: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)
@@ -128,7 +128,7 @@ def test_a_generator_that_the_function_seeds_gives_each_row_the_numbers_of_a_cal
     np.testing.assert_array_equal(jax.vmap(lambda x: f(x, **keywords))(xs), jnp.stack(rows))
 
 
-def test_gradients_under_vmap_over_keys_are_a_loop(backend: str, rng: np.random.Generator):
+def test_gradients_under_vmap_over_keys_match_a_loop(backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(lambda x: (dropout(x) ** 2).sum())
     keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 6)).astype(np.float32))
     gradient = jax.grad(lambda x, key: f(x, rng=key))
@@ -210,7 +210,7 @@ def test_a_function_that_cannot_be_traced_draws_as_torch_does_eagerly(backend: s
         assert_matches(found, fn(torch.ones(3)))
 
 
-def test_a_generator_of_its_own_is_refused(backend: str):
+def test_generator_of_the_function_is_refused(backend: str):
     generator = torch.Generator().manual_seed(0)
     f = jtbridge.wrap(lambda x: x * torch.randn(3, generator=generator))
     for keywords in ({}, {"rng": KEY}):
@@ -222,7 +222,7 @@ def test_a_generator_of_its_own_is_refused(backend: str):
 
 
 @pytest.mark.parametrize("key", [3, np.uint32(3), jnp.ones(2), jnp.zeros(3, jnp.uint32), jnp.zeros(0, jnp.uint32)])
-def test_what_is_not_a_key(key: object, backend: str):
+def test_invalid_keys_are_refused(key: object, backend: str):
     f = jtbridge.wrap(dropout)
     for call in (lambda x: f(x, rng=key), jax.jit(lambda x: f(x, rng=key))):
         with pytest.raises(ArgumentError, match=r"`rng` must be a JAX key such as `jax\.random\.key"):
@@ -239,7 +239,7 @@ def test_a_raw_key_may_be_a_numpy_array(jit: bool, backend: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
-def test_rows_draw_by_their_own_keys_of_other_generators(impl: str, jit: bool, backend: str):
+def test_rows_draw_by_keys_of_other_prng_implementations(impl: str, jit: bool, backend: str):
     f = jtbridge.wrap(lambda x: torch.rand_like(x))
     call = (jax.jit if jit else lambda g: g)(lambda key: f(ONES, rng=key))
     keys = jax.random.split(jax.random.key(1, impl=impl), 3)
@@ -394,7 +394,7 @@ def noisy_hook(x):
 
 
 @pytest.mark.parametrize("fn", [NoisyGradient.apply, noisy_hook])
-def test_a_backward_that_draws_alone(fn):
+def test_draws_only_in_a_backward(fn):
     f = jtbridge.wrap(lambda x: fn(x).sum())
 
     def gradient(key):
@@ -444,7 +444,7 @@ def the_same_untraceable(x):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("fn", [with_a_module_without_memory, the_same_untraceable])
 @pytest.mark.parametrize("rng", [{}, {"rng": jax.random.key(0)}], ids=["no key", "a key"])
-def test_nothing_is_drawn_on_the_meta_device(fn, rng):
+def test_meta_device_draws_do_not_advance_the_generator(fn, rng):
     f, x = jtbridge.wrap(fn), jnp.array([1.0, 2.0])
     before = torch.get_rng_state()
     np.testing.assert_array_equal(f(x, **rng), [3, 5])
@@ -462,7 +462,7 @@ def test_a_complex_normal_has_its_mean_in_both_parts(jit: bool, backend: str):
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_dropout_of_all_keeps_nan(jit: bool, backend: str):
+def test_dropout_with_probability_one_propagates_nan(jit: bool, backend: str):
     f = jtbridge.wrap(lambda x: torch.native_dropout(x, 1.0, True)[0])
     dropped = (jax.jit if jit else lambda g: g)(lambda x: f(x, rng=KEY))(jnp.array([jnp.nan, jnp.inf, 1.0]))
     np.testing.assert_array_equal(dropped, [np.nan, np.nan, 0])

@@ -45,12 +45,12 @@ def test_lines_fit():
     assert all(len(line) <= 120 for line in PROSE.splitlines() if not line.startswith("|"))
 
 
-def test_links_lead_somewhere():
+def test_links_have_existing_targets():
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PROSE):
         assert target.startswith("https://") or (README.parent / target).exists(), target
 
 
-def test_limits_come_before_the_features():
+def test_limits_precede_the_features():
     """The limits, and the sentence that GPUs are experimental, come before the features."""
     assert PROSE.index("## Status and limits") < PROSE.index("## A model")
     sentence = "GPUs are experimental"

@@ -37,7 +37,7 @@ BEHIND_TORCH = {
 
 
 @pytest.mark.parametrize("name", BEHIND_TORCH)
-def test_the_memory_of_a_large_argument_is_left_alone(name: str):
+def test_large_argument_is_not_overwritten(name: str):
     """An eager call shares the memory of a large argument with torch until it is written to."""
 
     def write(x):
@@ -49,7 +49,7 @@ def test_the_memory_of_a_large_argument_is_left_alone(name: str):
     assert float((x + 0).sum()) == 1 << 18
 
 
-def test_to_dlpack_of_torch_is_as_before():
+def test_to_dlpack_of_torch_is_unchanged():
     x = torch.arange(3.0)
     assert torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
 
@@ -105,7 +105,7 @@ EAGER_CALLS: dict[str, Callable[[Any, jax.Array], Any]] = {
 @pytest.mark.parametrize(
     "keep", [lambda x: x.detach(), lambda x: x.detach()[1:], lambda x: x], ids=["detached", "part", "itself"]
 )
-def test_an_argument_that_the_function_keeps_is_no_longer_the_callers_array(keep: Callable, call: str):
+def test_stored_argument_does_not_share_memory_with_the_array(keep: Callable, call: str):
     kept = []
 
     def f(x):

@@ -56,7 +56,7 @@ def test_an_argument_that_is_written_to_is_a_copy(taken):
     assert taken == [True]
 
 
-def test_a_result_does_not_share_memory_with_what_torch_keeps(taken):
+def test_result_does_not_share_memory_with_stored_tensors(taken):
     buffer = torch.zeros(2)
     out = jtbridge.wrap(lambda x: buffer)(SMALL)
     buffer.fill_(7)
@@ -87,7 +87,7 @@ def test_results_of_every_kind(fn, expected, taken):
 @pytest.mark.parametrize(
     "x", [jnp.ones(1 << 17), jnp.ones(2, jnp.bfloat16), 2.0, [SMALL]], ids=["large", "bfloat16", "number", "list"]
 )
-def test_other_arguments_take_the_general_path(x, taken):
+def test_other_arguments_use_the_general_path(x, taken):
     f = jtbridge.wrap(lambda x: (x[0] if isinstance(x, list) else x) * 2)
     assert jnp.array_equal(f(x), jnp.asarray(x[0] if isinstance(x, list) else x) * 2)
     assert taken == [False]
@@ -103,7 +103,7 @@ def test_exceptions_are_raised_unchanged_and_checks_are_made():
         jtbridge.wrap(lambda x: x / 0 * 0)(SMALL)
 
 
-def test_a_process_with_one_device_takes_it():
+def test_process_with_one_device_uses_the_direct_path():
     code = "import jtbridge; from jtbridge.calls.eager import _direct; assert _direct.only_device() is not None"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -64,7 +64,7 @@ def test_one_function_from_many_threads(name: str, jit: bool, backend: str):
     from_threads(work)
 
 
-def test_modes_of_one_thread_are_not_seen_by_another(backend: str):
+def test_modes_of_one_thread_do_not_affect_another(backend: str):
     f = jtbridge.wrap(lambda x: x * (2 if torch.is_grad_enabled() else 3), backend=backend)
 
     def work(i: int) -> None:
@@ -152,7 +152,7 @@ def test_four_devices_share_a_module(gradient: bool, backend: str):
         assert torch.equal(p, original[name])
 
 
-def test_the_thread_of_a_progress_bar_is_no_state_of_a_function(monkeypatch: pytest.MonkeyPatch):
+def test_progress_bar_thread_is_not_state(monkeypatch: pytest.MonkeyPatch):
     tqdm = pytest.importorskip("tqdm").tqdm
     monitor = type("TMonitor", (), {"__module__": "tqdm._monitor", "woken": 0})()
     monkeypatch.setattr(tqdm, "monitor", monitor)

@@ -75,7 +75,7 @@ def traced(request: pytest.FixtureRequest) -> Callable[[], Any]:
     return SETTINGS[request.param]
 
 
-def test_settings_at_run_time_are_those_of_the_trace(change: tuple[Callable, Callable], backend: str):
+def test_run_time_settings_match_the_trace(change: tuple[Callable, Callable], backend: str):
     traced, called = change
     seen = []
     f = jax.jit(jtbridge.wrap(lambda x: (seen.append(settings()), x * 2)[1], purity="allow"))
@@ -91,7 +91,7 @@ def test_settings_at_run_time_are_those_of_the_trace(change: tuple[Callable, Cal
     assert [found[:-1] for found in seen] == [expected[:-1]]
 
 
-def test_results_are_those_of_the_trace(change: tuple[Callable, Callable], backend: str):
+def test_results_match_the_trace(change: tuple[Callable, Callable], backend: str):
     traced, called = change
 
     def fn(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -129,7 +129,7 @@ def test_eager_calls_follow_the_thread(change: tuple[Callable, Callable], backen
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_gradients_are_right_whatever_is_set(change: tuple[Callable, Callable], jit: bool, backend: str):
+def test_gradients_match_torch_for_all_settings(change: tuple[Callable, Callable], jit: bool, backend: str):
     traced, called = change
     f = jtbridge.wrap(lambda x: torch.tanh(x) ** 2)
     run = jax.value_and_grad(lambda x: f(x).sum())
@@ -195,7 +195,7 @@ def test_another_thread(traced: Callable, backend: str):
     assert_matches(found[0], expected)
 
 
-def test_settings_are_put_back_after_an_exception(traced: Callable, backend: str):
+def test_settings_are_restored_after_an_exception(traced: Callable, backend: str):
     def fail(x: torch.Tensor) -> torch.Tensor:
         if x.sum().item() > 0:
             raise LookupError("positive")
@@ -210,7 +210,7 @@ def test_settings_are_put_back_after_an_exception(traced: Callable, backend: str
 
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_memory_that_is_swapped_is_torchs(backend: str):
+def test_assignment_to_data_matches_torch(backend: str):
     def swapping(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         y.data = torch.full((3,), 7.0)
@@ -228,7 +228,7 @@ def test_memory_that_is_swapped_is_torchs(backend: str):
         jtbridge.wrap(swapping, backend="xla")(jnp.ones(3))
 
 
-def test_memory_of_what_is_closed_over_is_not_swapped():
+def test_data_assignment_to_closed_over_tensors_is_refused():
     layer = torch.nn.Linear(2, 2)
     before = layer.weight.clone()
 
@@ -241,7 +241,7 @@ def test_memory_of_what_is_closed_over_is_not_swapped():
     assert torch.equal(layer.weight, before)
 
 
-def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared():
+def test_clear_cache_rereads_inference_mode_tensors():
     with torch.inference_mode():
         scale = torch.ones(3)
     f = jtbridge.wrap(lambda x: x * scale, backend="xla")
@@ -254,7 +254,7 @@ def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared(
 
 
 @pytest.mark.parametrize("by", ["dlpack", "callback"])
-def test_subnormal_numbers_are_numbers_in_called_functions(by: str):
+def test_subnormal_numbers_are_not_flushed_in_called_functions(by: str):
     """XLA's threads treat them as zero, but this thread does not."""
     x = torch.tensor([1e-40, -1e-42, 0.0, 1.0])
 
@@ -285,7 +285,7 @@ def test_another_default_dtype_inside(backend: str):
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_settings_that_a_failing_trace_leaves_half_done_are_put_back():
+def test_settings_are_restored_after_a_failed_trace():
     def f(x):
         torch.set_default_dtype(torch.float64)
         torch.use_deterministic_algorithms(True)

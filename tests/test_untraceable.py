@@ -90,7 +90,7 @@ def test_jvp(fn: Callable, backend: str):
         assert_matches(moved, expected[0])
 
 
-def test_vmap_runs_row_by_row_and_says_so_once(fn: Callable, backend: str):
+def test_vmap_runs_row_by_row_and_gives_one_warning(fn: Callable, backend: str):
     f = jax.vmap(jtbridge.wrap(fn))
     rows = jnp.asarray(ROWS)
     expected = torch.stack([fn(torch.from_numpy(row.copy())) for row in ROWS])
@@ -122,7 +122,7 @@ def test_scan(backend: str):
     assert_matches(last, branch(branch(branch(torch.from_numpy(ROWS[0].copy())))))
 
 
-def test_output_shapes_stand_in_for_the_run_on_zeros(backend: str):
+def test_output_shapes_replace_the_run_on_zeros(backend: str):
     """The shape depends on the number of ones, so a run on zeros would report a wrong shape."""
     calls = []
 
@@ -147,7 +147,7 @@ def test_python_and_numpy_results_depend_on_the_data(backend: str):
     assert_matches(jax.jit(jtbridge.wrap(f))(jnp.array([1.0, 2.0])), expected)
 
 
-def test_writes_stay_inside(backend: str):
+def test_writes_do_not_change_arguments(backend: str):
     """Torch does not see writes through NumPy, so an untraceable function always gets copies."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_gradient_of_a_linear_function_is_batched(backend: str):
     assert jax.jit(jax.vmap(jax.grad(f)))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
 
 
-def test_a_loop_without_torch_that_never_ends_for_example_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_loop_that_never_ends_for_example_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_watchdog, "SECONDS", 1.0)
 
     def f(x):
@@ -221,20 +221,20 @@ def test_the_text_of_a_tensor_shows_values(fn):
         np.testing.assert_allclose(jax.jit(f)(row), f(row), rtol=1e-6)
 
 
-def test_the_text_of_a_tensor_is_no_key_of_a_result():
+def test_tensor_text_as_a_result_key_is_refused():
     f = jtbridge.wrap(lambda x: {str(x): x})
     assert list(f(jnp.ones(2))) == ["tensor([1., 1.])"]
     with pytest.raises(DataDependentShapeError, match="for some values only"):
         jax.jit(f)(jnp.ones(2))
 
 
-def test_the_text_of_a_tensor_is_state_if_it_is_stored():
+def test_stored_tensor_text_is_state():
     seen = set()
     with pytest.raises(MutationError, match="seen"):
         jax.jit(jtbridge.wrap(lambda x: (seen.add(str(x)), x)[1]))(jnp.ones(2))
 
 
-def test_a_text_that_is_only_printed_does_not_matter(capsys):
+def test_printed_tensor_text_does_not_prevent_tracing(capsys):
     @jtbridge.wrap
     def f(x):
         print(f"x is {x}")  # noqa: T201
@@ -247,7 +247,7 @@ def test_a_text_that_is_only_printed_does_not_matter(capsys):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_whether_two_tensors_are_one_in_memory():
+def test_comparison_of_tensor_memory():
     """Tensors without values have no memory to compare, so torch runs the function."""
     f = jtbridge.wrap(lambda x: x * 2 if x.is_set_to(x.view(-1)) and not x.is_set_to(x[1:]) else x * 3)
     x = jnp.arange(1.0, 4.0)

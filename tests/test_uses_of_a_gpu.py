@@ -99,7 +99,7 @@ def test_an_argument_that_is_written_to(way, x):
 
 
 @sizes
-def test_arguments_that_ordered_calls_keep(x):
+def test_arguments_stored_by_ordered_calls(x):
     kept = []
 
     @jtbridge.wrap(effects="ordered")
@@ -115,7 +115,7 @@ def test_arguments_that_ordered_calls_keep(x):
     assert_near(kept, [x * i + 1 for i in range(5)], 1e-5)
 
 
-def test_results_and_arguments_that_an_eager_call_keeps():
+def test_results_and_arguments_stored_by_an_eager_call():
     kept = []
 
     def f(v: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ def test_a_checkpoint_draws_the_mask_of_its_forward_again(way, backend, reentran
         np.testing.assert_array_equal(pull(ones)[0], value)
 
 
-def test_a_seed_set_inside_of_a_call_with_a_key_is_that_calls_alone():
+def test_seed_set_inside_a_call_does_not_affect_other_calls():
     def fn(v):
         torch.cuda.manual_seed(3)
         return torch.rand_like(v)
@@ -397,7 +397,7 @@ def test_other_layouts(way, backend):
 
 
 @ways
-def test_an_error_leaves_the_next_call_as_it_was(way):
+def test_error_does_not_affect_the_next_call(way):
     with pytest.raises(Exception, match=r"shapes|mat1|size"):
         way(jtbridge.wrap(lambda v: v @ v))(jnp.asarray(SMALL))
     assert_near(way(jtbridge.wrap(torch.sin))(jnp.asarray(SMALL)), np.sin(SMALL), 1e-4)

@@ -30,7 +30,7 @@ _TORCH_DTYPES = {numpy: dtype for dtype, numpy in _NUMPY_DTYPES.items()} | {
 }
 
 
-def why_not_jax(leaf: Any) -> str | None:
+def jax_unsupported_reason(leaf: Any) -> str | None:
     """Return why JAX has no array for a tensor, or None if it has one."""
     if leaf.layout is not torch.strided:
         return f"JAX has no array for a tensor of layout {leaf.layout}"

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import torch
 
 from . import reference
-from .convert import why_not_jax
+from .convert import jax_unsupported_reason
 from .exactness import widened
 from .samples import NotApplicableError, Sample
 from .trees import leaves, skeleton
@@ -168,7 +168,7 @@ def _derivative(
 def _run(function: Callable[..., Any], sample: Sample) -> Any:
     out = reference.run(function, sample.tensors)
     for leaf in leaves(out):
-        if isinstance(leaf, torch.Tensor) and (reason := why_not_jax(leaf)):
+        if isinstance(leaf, torch.Tensor) and (reason := jax_unsupported_reason(leaf)):
             raise NotApplicableError(f"an output: {reason}")
     return out
 

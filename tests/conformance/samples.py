@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils import _pytree as torch_pytree
 
-from .convert import plain, why_not_jax
+from .convert import jax_unsupported_reason, plain
 
 # The first sample and others evenly spread up to the last: the first samples are mostly 0-d tensors and options at
 # their defaults (dropout with p=0).
@@ -95,7 +95,7 @@ def as_function(info: Any, index: int, sample: Any) -> Sample:
 
     function.__name__ = differentiable.__name__ = info.full_name
     for i in at:
-        if reason := why_not_jax(leaves[i]):
+        if reason := jax_unsupported_reason(leaves[i]):
             raise NotApplicableError(f"an input: {reason}")
     tensors = tuple(plain(leaves[i]) for i in at)
     return Sample(info.full_name, index, function, differentiable, tensors)

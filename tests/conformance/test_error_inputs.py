@@ -13,7 +13,7 @@ from torch.utils import _pytree as torch_pytree
 
 import jtbridge
 
-from .convert import plain, to_jax, why_not_jax
+from .convert import jax_unsupported_reason, plain, to_jax
 from .samples import operators
 
 VALUES = "torch looks at values; a compiled program cannot raise, and gives an invalid value"
@@ -36,7 +36,7 @@ def as_function(op: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., 
     """Return a call of `op` as a function of its tensors; None if JAX has no arrays for them."""
     leaves, tree = torch_pytree.tree_flatten(arguments)
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if any(why_not_jax(leaves[i]) or leaves[i].dim() > 32 for i in at):
+    if any(jax_unsupported_reason(leaves[i]) or leaves[i].dim() > 32 for i in at):
         return None
 
     def function(*tensors: torch.Tensor) -> Any:
@@ -73,7 +73,7 @@ def refused_by_torch(calls: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, An
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", OPERATORS)
-def test_of_operators(name: str, x64: None):
+def test_operators_refuse_error_inputs(name: str, x64: None):
     info = OPERATORS[name]
     try:
         found = [(i, error.sample_input) for i, error in enumerate(info.error_inputs("cpu"))]
@@ -87,7 +87,7 @@ def test_of_operators(name: str, x64: None):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", MODULES, ids=lambda info: info.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_of_modules(info: Any, training: bool, x64: None):
+def test_modules_refuse_error_inputs(info: Any, training: bool, x64: None):
     errors = info.module_error_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=False, training=training
     )

@@ -108,7 +108,7 @@ def _(primals, tangents):
     ("translates", "factor", "status", "note"),
     [(False, 1.0, "failed", ""), (True, 1.0, "passed", AS_EXACT), (True, 1.0001, "failed", "")],
 )
-def test_a_translation_may_be_as_exact_as_torch(translates, factor, status, note):
+def test_translation_as_exact_as_torch_passes(translates, factor, status, note):
     @jax.custom_jvp
     def asin(x):
         return jnp.arcsin(x)
@@ -145,7 +145,7 @@ EXACT = torch.tensor([1e-2, 3.0, 1000.0, 0.0], dtype=torch.float64)
         ((1e-9, 1e-6, 2.0, 0.0), (1e-9, 1e-6, 20.0, 0.0), False),
     ],
 )
-def test_as_exact_as_torch(errors, torchs_errors, accepted):
+def test_exactness_relative_to_torch(errors, torchs_errors, accepted):
     got, torchs = ((EXACT + torch.tensor(each, dtype=torch.float64)).float() for each in (errors, torchs_errors))
     assert as_exact(got, torchs, EXACT) is accepted
     assert not as_exact(got.double(), torchs.double(), EXACT)
@@ -171,7 +171,7 @@ def test_eigenvectors_are_compared_up_to_their_phase(phase):
         compared("linalg.eigh", other, None)
 
 
-def test_gradient_in_the_wrong_convention_fails():
+def test_gradient_in_the_wrong_complex_convention_fails():
     @jax.custom_vjp
     def function(x):
         return jnp.sin(x)
@@ -194,7 +194,7 @@ def test_random_operators_are_judged_by_their_key(function, detail):
     assert outcome("randn_like", "forward", function, torch.float64).detail == detail
 
 
-def test_what_torch_cannot_do_is_not_applicable():
+def test_cases_unsupported_by_torch_are_not_applicable():
     assert outcome("isnan", "grad", jnp.isnan) == Outcome(
         "not applicable", "torch: no output has a derivative by any input"
     )
@@ -237,7 +237,7 @@ class Hangs(Dies):
 @pytest.mark.parametrize(
     ("name", "detail"), [("Dies", "the process died (exit code 7)"), ("Hangs", "no result after 5 s")]
 )
-def test_a_lost_worker_costs_one_case(name, detail, tmp_path: Path):
+def test_crashed_worker_fails_one_case(name, detail, tmp_path: Path):
     results: dict[Case, Result] = {}
     settings = Settings((f"{__name__}:{name}",), ("forward", "vmap", "grad"), None, 1, tmp_path / "log")
     Runner(settings, 2, lambda result: results.update({result.case: result}), case_seconds=5).run(["neg", "positive"])
@@ -269,7 +269,7 @@ def test_the_list_of_known_failures_is_exact():
     assert judge([result(B, "not applicable")], known).unexpected
 
 
-def test_update_keeps_reasons_written_by_hand(tmp_path: Path):
+def test_update_preserves_manual_reasons(tmp_path: Path):
     path = tmp_path / "known.toml"
     known_failures.update({A: 'said "no"', B: "said no"}, [A, B], path=path)
     path.write_text(path.read_text().replace('said \\"no\\"', "by hand"))
@@ -299,7 +299,7 @@ def test_the_checked_in_list_gives_reasons():
         assert len(reason) > 10, case
 
 
-def test_percentages_leave_out_what_is_not_applicable():
+def test_percentages_exclude_cases_that_are_not_applicable():
     results = {each.case: each for each in [result(A, "passed"), result(B, "failed"), result(C, "not applicable")]}
     assert [line.split() for line in table(results, ["grad"])[1:]] == [
         ["grad", "1", "1", "50.00", "1"],

@@ -42,7 +42,7 @@ def replaced(*lines: str) -> str:
         ("capabilities.expect([1.0, 2.0], [1.0])", "wrong shape: (2,) where (1,) is right"),
     ],
 )
-def test_a_fault_is_named_and_the_others_run(prelude, only, body, text):
+def test_crashing_check_is_named_and_the_others_run(prelude, only, body, text):
     only(*CHECKS)
     prelude(replaced(body))
     report = jtbridge.doctor(timeout=60)
@@ -54,7 +54,7 @@ def test_a_fault_is_named_and_the_others_run(prelude, only, body, text):
         assert named(report, name).text == RIGHT
 
 
-def test_one_that_hangs_is_ended_and_named(prelude, only):
+def test_hanging_check_is_killed_and_named(prelude, only):
     only(*CHECKS)
     prelude(replaced("time.sleep(600)"))
     started = time.monotonic()
@@ -67,7 +67,7 @@ def test_one_that_hangs_is_ended_and_named(prelude, only):
         assert named(report, name).text == RIGHT
 
 
-def test_one_that_dies_only_after_others_is_told_apart(prelude, only):
+def test_check_that_crashes_only_after_others_is_distinguished(prelude, only):
     only(*CHECKS)
     prelude(replaced("os._exit(7) if len(plan['checks']) > 1 else None", "return []"))
     report = jtbridge.doctor(timeout=60)
@@ -88,7 +88,7 @@ def test_a_process_that_dies_after_its_checks_is_a_warning(prelude, only):
     assert named(report, "exit").status == "warning"
 
 
-def test_an_import_that_fails_is_told_for_every_check(prelude, only):
+def test_failed_import_is_reported_for_every_check(prelude, only):
     only("eager call", "eager vmap")
     prelude("raise ImportError('libcudnn.so.9: cannot open shared object file')")
     report = jtbridge.doctor(timeout=60)

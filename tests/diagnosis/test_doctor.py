@@ -33,7 +33,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_everything_works_on_this_machine():
+def test_no_check_fails_on_this_machine():
     done = run("--json")
     report = json.loads(done.stdout)
     failures = [finding for finding in report["findings"] if finding["status"] == "failure"]
@@ -87,7 +87,7 @@ def test_wrong_arguments(arguments: list[str], text: str):
     assert text in done.stderr
 
 
-def test_a_reader_may_stop_early():
+def test_closed_stdout_pipe():
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "jtbridge", "doctor", "--only", "caches"]
@@ -118,7 +118,7 @@ def test_a_path_that_stdout_cannot_encode(tmp_path):
     assert r"\xfc" in done.stdout
 
 
-def test_flags_that_xla_does_not_know():
+def test_unknown_xla_flags():
     done = run("--only", "dlpack", XLA_FLAGS="--no_such_flag=1")
     assert done.returncode == 1
     assert "Unknown flag in XLA_FLAGS: --no_such_flag=1" in " ".join(done.stdout.split())
@@ -137,7 +137,7 @@ def test_a_machine_without_a_folder_for_temporary_files(monkeypatch):
     assert any(finding.group == "versions" and finding.status == "ok" for finding in report.findings)
 
 
-def test_checks_have_names_of_their_own_and_groups_an_order():
+def test_check_keys_are_unique_and_groups_are_ordered():
     keys = [check.key for check in all_checks()]
     assert len(set(keys)) == len(keys)
     assert tuple(dict.fromkeys(check.group for check in all_checks())) == GROUPS
@@ -190,7 +190,7 @@ def test_colors_are_for_terminals(monkeypatch, capsys):
     ("variables", "terminal", "colors"),
     [({}, True, True), ({}, False, False), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, True, False)],
 )
-def test_when_there_are_colors(monkeypatch, variables, terminal, colors):
+def test_color_environment_variables(monkeypatch, variables, terminal, colors):
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

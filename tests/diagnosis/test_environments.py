@@ -104,7 +104,7 @@ def test_an_old_jax_triton(installed):
 
 
 @needs_triton
-def test_versions_of_triton_that_do_not_fit(installed, monkeypatch):
+def test_incompatible_triton_versions(installed, monkeypatch):
     installed |= {"jax-triton": "0.4.1", "triton": "3.6.0"}
     monkeypatch.setattr(_versions, "passes_aliases_twice", lambda: False)
     status, text, fix = found_by(versions._jax_triton)["jax-triton and triton"]
@@ -179,7 +179,7 @@ def test_torch_whose_float16_products_are_wrong(installed, monkeypatch):
     assert "another version of torch" in fix
 
 
-def test_float16_products_are_tried(prelude, only):
+def test_float16_products_are_checked(prelude, only):
     only("float16 products of torch")
     prelude("import torch\nright = torch.Tensor.__matmul__\ntorch.Tensor.__matmul__ = lambda a, b: right(a, b) * 1.02")
     found = named(jtbridge.doctor(timeout=60), "float16 products of torch")
@@ -189,7 +189,7 @@ def test_float16_products_are_tried(prelude, only):
 
 
 @needs_triton
-def test_jaxs_assembler(monkeypatch):
+def test_assembler_of_jax(monkeypatch):
     monkeypatch.setattr(versions, "nvidia_driver", lambda: "550.54")
     status, text, fix = found_by(versions._jax_triton)["triton and CUDA"]
     assert (status, Path(text).name, fix) == ("ok", "ptxas", "")
@@ -257,7 +257,7 @@ def test_more_threads_than_cores(monkeypatch):
     assert "OMP_NUM_THREADS=" in fix
 
 
-def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path):
+def test_unwritable_folders(monkeypatch, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
@@ -281,7 +281,7 @@ def test_a_full_disk(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_are_left_as_they_were(tmp_path):
+def test_checking_folders_creates_nothing(tmp_path):
     assert caches.unwritable_reason(tmp_path / "a" / "b") is None
     assert list(tmp_path.iterdir()) == []
 

@@ -30,15 +30,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-def test_it_fails_without_a_gpu():
+def test_fails_without_a_gpu():
     done = subprocess.run([sys.executable, "-m", "tests.gpu"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert 'No kernel runs on a GPU here: JAX\'s default backend is "cpu": install jax[cuda12]' in done.stderr
 
 
 @pytest.mark.usefixtures("gpu")
-def test_it_fails_without_triton_or_torchs_gpu(monkeypatch, capsys):
-    assert tests.gpu.no_gpu_reason() is None
+def test_fails_without_triton_or_a_torch_gpu(monkeypatch, capsys):
+    assert tests.gpu.missing_gpu_reason() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tests.gpu.main(lambda: report(("a",))) == 1
     assert "this torch has no GPU" in capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_it_fails_without_triton_or_torchs_gpu(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_it_is_the_proof(capsys):
+def test_prints_the_proof_report(capsys):
     assert tests.gpu.main(lambda: report(("a", "b"))) == 0
     out = capsys.readouterr().out
     assert "a chip: 2 kernels proven, 0 failed" in out
@@ -57,7 +57,7 @@ def test_it_is_the_proof(capsys):
     assert tests.gpu.main(lambda: report(())) == 1
 
 
-def test_the_target_begins_with_it_and_runs_every_test_once():
+def test_make_target_starts_with_the_proof_and_runs_tests_once():
     makefile = (ROOT / "Makefile").read_text().replace("\\\n\t\t", "")
     target = re.search(r"^test-gpu:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     assert target is not None

@@ -84,7 +84,7 @@ def status() -> str:
 
 
 @pytest.mark.usefixtures("chip")
-def test_without_a_record_auto_has_no_kernels_and_says_why(monkeypatch):
+def test_auto_without_a_record_uses_no_kernels_and_gives_reason(monkeypatch):
     assert kernels_in(gradient(), X) == []
     assert sorted(kernels_in(gradient("triton"), X)) == ["softmax_backward", "softmax_forward"]
     assert status() == UNPROVEN == "not proven on this chip: run `python -m jtbridge doctor`"
@@ -96,7 +96,7 @@ def test_without_a_record_auto_has_no_kernels_and_says_why(monkeypatch):
 
 
 @pytest.mark.usefixtures("chip")
-def test_with_a_record_auto_has_the_kernels_that_are_proven(monkeypatch):
+def test_auto_uses_the_kernels_proven_by_a_record(monkeypatch):
     write(BOTH)
     assert status() == ""
     assert sorted(kernels_in(gradient(), X)) == ["softmax_backward", "softmax_forward"]
@@ -132,7 +132,7 @@ def test_several_processes_have_no_kernels_unless_asked_for(monkeypatch):
     assert status().startswith('a program of several processes has kernels only with `backend="triton"`')
 
 
-def test_a_process_without_a_gpu_says_so():
+def test_process_without_a_gpu_gives_the_reason():
     assert status().startswith("this process has no GPU")
 
 
@@ -146,14 +146,14 @@ def test_a_process_without_a_gpu_says_so():
     ],
     ids=["chip", "driver", "versions", "source"],
 )
-def test_a_record_holds_for_one_chip_driver_and_set_of_versions(chip, monkeypatch, change):
+def test_record_is_valid_for_one_chip_driver_and_versions(chip, monkeypatch, change):
     write(BOTH)
     assert _proofs.unproven_reason() is None
     monkeypatch.setattr(*change)
     assert _proofs.unproven_reason() == UNPROVEN
 
 
-def test_a_record_names_what_it_holds_for(chip):
+def test_record_contains_its_chip_driver_and_versions(chip):
     path = write(BOTH)
     assert path.parent == chip
     held = json.loads(path.read_text())
@@ -165,7 +165,7 @@ def test_a_record_names_what_it_holds_for(chip):
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b'{"key": {}, "proven": [], "failed": {}}', b"\xff\xfe", b"null", pickle.dumps({})]
 )
-def test_a_record_that_cannot_be_understood_is_told_and_not_used(chip, damage):
+def test_unreadable_record_gives_a_warning_and_is_ignored(chip, damage):
     path = write(BOTH)
     path.write_bytes(damage)
     with pytest.warns(ProofWarning, match="cannot be read, and `auto` uses no kernels.*Run `python -m"):
@@ -193,7 +193,7 @@ for _ in range(300):
 """
 
 
-def test_processes_that_write_at_once_leave_a_whole_record(chip):
+def test_concurrent_writers_leave_a_valid_record(chip):
     key = _proofs.key()
     assert key is not None
     path = _proofs.write_record(key, ProofRecord(("first",), {}))
@@ -238,14 +238,14 @@ def test_a_kernel_that_fails_is_named_and_the_others_are_proven(interpreted, pre
     assert _proofs.proven() == others
 
 
-def test_a_kernel_that_does_not_end_fails(interpreted, prelude):
+def test_kernel_that_hangs_fails(interpreted, prelude):
     hang = "import time\nfrom jtbridge.kernels._softmax import op\nop._backward = lambda y, ct, *, log: time.sleep(600)"
     prelude(CHILDREN.replace('["softmax", "gated"]', '["softmax"]') + hang)
     report = jtbridge.prove(timeout=15)
     assert report.failed == {"softmax backward": "softmax of 3 rows of 5, float32: did not end"}
 
 
-def test_a_case_that_never_ran_speaks_against_all_kernels_of_its_folder():
+def test_case_that_never_ran_fails_all_kernels_of_its_folder():
     names = {"softmax:0": "three rows", "softmax:1": "many rows", "gated:0": "one row"}
     results = {"softmax:0": {"kernels": [("softmax forward", None)]}, "gated:0": {"kernels": [("gated forward", None)]}}
     ended = ChildOutcome({}, "", "", [], "killed by SIGKILL", "")
@@ -255,7 +255,7 @@ def test_a_case_that_never_ran_speaks_against_all_kernels_of_its_folder():
     assert outside == {"softmax (outside of its kernels)": "many rows: killed by SIGKILL"}
 
 
-def test_a_case_that_fails_beside_others_runs_again_alone(monkeypatch):
+def test_case_that_fails_in_a_group_is_rerun_alone(monkeypatch):
     alone = []
 
     def run(self, keys):
@@ -279,7 +279,7 @@ def test_the_doctor_proves_the_kernels_once(interpreted, only):
     assert second.healthy
 
 
-def test_the_doctor_names_kernels_that_fail_and_a_folder_it_cannot_write_to(interpreted, prelude, only):
+def test_doctor_names_failed_kernels_and_an_unwritable_folder(interpreted, prelude, only):
     only("proof")
     prelude(f"{CHILDREN}\nfrom jtbridge.kernels._softmax import op\nop._backward = lambda y, ct, *, log: [ct + 1]")
     interpreted.parent.mkdir()
@@ -293,13 +293,13 @@ def test_the_doctor_names_kernels_that_fail_and_a_folder_it_cannot_write_to(inte
     assert not report.healthy
 
 
-def test_without_a_gpu_there_is_nothing_to_prove():
+def test_prove_is_refused_without_a_gpu():
     with pytest.raises(BackendError, match='cannot be proven here: JAX has no GPU: its default backend is "cpu"'):
         jtbridge.prove()
 
 
 @pytest.mark.parametrize("folder", _proving.folders())
-def test_the_table_has_every_dtype_and_cases_with_different_names(folder):
+def test_table_has_every_dtype_and_unique_case_names(folder):
     names = [case.name for case in _proving.cases(folder)]
     assert len(set(names)) == len(names)
     for dtype in _proving.dtypes():

@@ -29,7 +29,7 @@ def test_blocks_run(page: pathlib.Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_every_fence_is_seen(page: pathlib.Path):
+def test_every_code_fence_is_found(page: pathlib.Path):
     text = page.read_text()
     assert text.count("```python") == len(blocks(text))
     for block in blocks(text):

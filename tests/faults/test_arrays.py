@@ -84,7 +84,7 @@ def test_xla_has_no_memory_left(name: str):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.complex64, jnp.complex128])
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_no_bit_is_lost(name: str, jit: bool, dtype: Any, x64: None):
+def test_special_values_are_preserved_bit_for_bit(name: str, jit: bool, dtype: Any, x64: None):
     """NaN with a payload, infinities, negative zero and subnormal numbers are converted unchanged both ways."""
     part = jnp.finfo(dtype).dtype
     word = np.dtype(f"u{part.itemsize}")
@@ -101,7 +101,7 @@ def test_no_bit_is_lost(name: str, jit: bool, dtype: Any, x64: None):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_other_types_than_before(form: str, name: str):
+def test_alternating_shapes_dtypes_and_trees(form: str, name: str):
     """Call one function with different shapes, dtypes and trees in turn, then with the first ones again."""
 
     def fn(*args: Any) -> torch.Tensor:

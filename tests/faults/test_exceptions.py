@@ -78,7 +78,7 @@ PLACES: dict[str, Callable[[Callable, jax.Array], jax.Array]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_a_compiled_program(place: str, name: str):
+def test_exception_in_a_compiled_program(place: str, name: str):
     run = jax.jit(lambda bad: PLACES[place](jtbridge.wrap(positive, backend=name), bad))
     for _ in range(2):
         with pytest.raises(COMPILED, match="LookupError: the sum is negative"):
@@ -88,7 +88,7 @@ def test_in_a_compiled_program(place: str, name: str):
 
 @pytest.mark.parametrize("place", ["a call", "vmap", "one of eight devices", "the forward of a gradient"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_an_eager_call(place: str, name: str):
+def test_exception_in_an_eager_call(place: str, name: str):
     f = jtbridge.wrap(positive, backend=name)
     for _ in range(2):
         with pytest.raises((LookupError, *COMPILED), match="the sum is negative"):
@@ -98,7 +98,7 @@ def test_in_an_eager_call(place: str, name: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_in_a_backward(name: str, jit: bool):
+def test_exception_in_a_backward(name: str, jit: bool):
     f = jtbridge.wrap(PositiveInBackward.apply, backend=name)
     gradient = jax.grad(lambda x: f(x).sum())
     gradient = jax.jit(gradient) if jit else gradient
@@ -110,7 +110,7 @@ def test_in_a_backward(name: str, jit: bool):
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "gradient" not in place])
-def test_in_an_island(place: str):
+def test_exception_in_an_island(place: str):
     assert "faults.positive" in str(jtbridge.explain(jtbridge.wrap(with_island, islands="needed"), X).islands)
     run = jax.jit(lambda bad: PLACES[place](jtbridge.wrap(with_island, islands="needed"), bad))
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_in_an_island(place: str):
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("name", ["xla", *BACKENDS])
-def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
+def test_exception_while_jax_traces_is_raised_unchanged(name: str, transform: Callable[[Callable], Callable]):
     """An exception that tracing did not cause is raised unchanged, and the function is traced again."""
     fails = [True]
 
@@ -139,7 +139,7 @@ def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_end_of_the_program_in_a_called_function(name: str):
+def test_system_exit_in_a_called_function(name: str):
     """XLA does not propagate `SystemExit`: the error names it, as it names every other exception."""
 
     def exits(x: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ def interrupt() -> Iterator[threading.Timer]:
 
 @pytest.mark.parametrize("how", ["eager", "gradient", "jit", "jit of a gradient"])
 @pytest.mark.parametrize("name", ["xla", *BACKENDS])
-def test_in_a_long_function(interrupt: threading.Timer, how: str, name: str):
+def test_interrupt_in_a_long_function(interrupt: threading.Timer, how: str, name: str):
     slow = Slow()
     f = jtbridge.wrap(slow, backend=name)
     run = jax.grad(lambda x: f(x).sum()) if "gradient" in how else f
@@ -64,7 +64,7 @@ def test_in_a_long_function(interrupt: threading.Timer, how: str, name: str):
 
 
 @pytest.mark.parametrize("name", ["dlpack", "callback"])
-def test_in_a_compiled_program(interrupt: threading.Timer, name: str):
+def test_interrupt_in_a_compiled_program(interrupt: threading.Timer, name: str):
     """XLA passes on only the text of an exception."""
     slow = Slow()
     slow.is_slow = False
@@ -102,7 +102,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 1.8])
-def test_in_the_first_use_of_a_process(seconds: float):
+def test_interrupt_in_the_first_use_of_a_process(seconds: float):
     """An interrupted import would leave modules that fail in every later use."""
     arguments = [sys.executable, "-c", FRESH, str(seconds), "auto"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)

@@ -41,7 +41,7 @@ def uses_jax(use: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @pytest.mark.parametrize("use", [use for use in USES if use != "a wrapped JAX function"])
 @pytest.mark.parametrize("name", ["auto", "dlpack", "callback"])
-def test_refused_in_a_program(use: str, name: str):
+def test_jax_call_is_refused_in_a_program(use: str, name: str):
     fn = uses_jax(use)
     jax.block_until_ready(jnp.sin(X))
     np.testing.assert_allclose(jtbridge.wrap(fn, backend=name)(X), np.sin(X), rtol=1e-6)  # eagerly there is no program
@@ -54,7 +54,7 @@ def test_refused_in_a_program(use: str, name: str):
 
 
 @pytest.mark.parametrize("name", ["dlpack", "callback"])
-def test_a_wrapped_function_inside_is_torch(name: str):
+def test_wrapped_function_inside_runs_as_torch(name: str):
     inner = jtbridge.wrap(torch.sin)
     f = jax.jit(jtbridge.wrap(lambda x: inner(x) * 2, backend=name))
     np.testing.assert_allclose(f(X), 2 * np.sin(X), rtol=1e-6)

@@ -88,7 +88,7 @@ def test_a_damaged_file_and_one_that_is_cut_off(tmp_path: pathlib.Path):
     np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
 
 
-def test_a_full_disk_loses_no_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_does_not_damage_existing_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     import safetensors.torch
 
     net = jtbridge.module(torch.nn.Linear(2, 2))
@@ -109,7 +109,7 @@ def test_a_full_disk_loses_no_file(tmp_path: pathlib.Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("path", ["file/m.safetensors", "loop", "a\0b", "\udcff.safetensors", "n" * 300])
-def test_paths_that_cannot_be_used(path: str, tmp_path: pathlib.Path):
+def test_unusable_paths(path: str, tmp_path: pathlib.Path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     before = sorted(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def test_paths_that_cannot_be_used(path: str, tmp_path: pathlib.Path):
         net.load_safetensors(f"{tmp_path}/{path}")
 
 
-def test_long_names_and_texts_without_unicode(tmp_path: pathlib.Path):
+def test_long_file_names_and_invalid_unicode(tmp_path: pathlib.Path):
     net = jtbridge.module(torch.nn.Linear(2, 2))
     params, state = net.init()
     file = tmp_path / ("n" * 250)
@@ -154,7 +154,7 @@ def _saved(folder: pathlib.Path, index: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "{folder}/secret.safetensors", "", ".", "..", "x" * 5000])
-def test_an_index_names_files_of_its_folder_alone(tmp_path: pathlib.Path, name: str):
+def test_index_may_name_only_files_of_its_folder(tmp_path: pathlib.Path, name: str):
     net = jtbridge.module(torch.nn.Linear(2, 2))
     params, state = net.init()
     net.save_safetensors(tmp_path / "secret.safetensors", params, state)

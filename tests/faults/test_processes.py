@@ -145,7 +145,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_process(name: str):
+def test_fork_and_exit(name: str):
     program, expected = PROGRAMS[name]
     arguments = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
@@ -182,7 +182,7 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_are_spawned(tmp_path):
+def test_spawned_processes(tmp_path):
     script = tmp_path / "spawn.py"
     script.write_text(SPAWN)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)

@@ -63,7 +63,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_number_of_torchs_threads_changes(name: str, threads: None):
+def test_number_of_torch_threads_changes(name: str, threads: None):
     f = jtbridge.wrap(lambda x: (x @ x.mT).cumsum(0), backend=name)
     x = np.random.default_rng(0).normal(size=(64, 300)).astype(np.float32)
     run, expected = jax.jit(f), None
@@ -86,7 +86,7 @@ CHECKS: dict[str, Callable] = {
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_check_of_jax_is_turned_on_between_calls(name: str, check: str):
+def test_jax_check_enabled_between_calls(name: str, check: str):
     f = jtbridge.wrap(fn, backend=name)
     run, x, one = jax.jit(f), jnp.asarray(X), jnp.ones(8)
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_check_of_jax_is_turned_on_between_calls(name: str, check: str):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_check_of_jax_is_turned_on_between_calls_of_the_way_back(check: str):
+def test_jax_check_enabled_between_calls_of_a_torch_function(check: str):
     f = jtbridge.to_torch_function(lambda x: {"sine": 2 * jnp.sin(x)})
     x = torch.from_numpy(X.copy()).requires_grad_()
     for context in (contextlib.nullcontext, CHECKS[check], contextlib.nullcontext):

@@ -83,7 +83,7 @@ EXPECTED = {"grad": 2 * np.cos(1), "jvp": 2 * np.cos(1)}
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["auto", "xla"])
-def test_in_any_run_of_a_trace(handler: None, backend: str, way: str):
+def test_interrupt_in_any_run_of_a_trace(handler: None, backend: str, way: str):
     expected = np.full((2, 3), EXPECTED.get(way.split()[-1], 2 * np.sin(1)))
     found = 0
     for number in range(8):
@@ -102,14 +102,14 @@ def test_in_any_run_of_a_trace(handler: None, backend: str, way: str):
 
 
 @pytest.mark.parametrize("handler", HANDLERS, indirect=True)
-def test_handlers_of_all_kinds(handler: None):
+def test_signal_handlers_of_all_kinds(handler: None):
     f = jtbridge.wrap(Interrupted(0))
     with pytest.raises(TimeLimit):
         jax.jit(f)(X)
     np.testing.assert_allclose(jax.jit(f)(X), np.full((2, 3), 2 * np.sin(1)), 1e-6)
 
 
-def test_an_exception_of_the_function_itself_is_its_own(handler: None):
+def test_exception_of_the_function_is_raised_unchanged(handler: None):
     """A function that raises on tensors without values runs in torch. A handler that is set makes no difference."""
 
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ _COMBINATIONS = list(itertools.product(check.MODES, (torch.float64, torch.float3
 
 
 @pytest.mark.parametrize("number", range(_PROGRAMS))
-def test_program(number: int):
+def test_random_program_matches_torch(number: int):
     program = check.comparable(number, most=8)
     mode, dtype, backend = _COMBINATIONS[number % len(_COMBINATIONS)]
     findings = check.check(program, dtype, backend, modes=(mode,))
@@ -43,7 +43,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch):
         assert [(f.kind, f.mode) for f in found] == [("different", mode)]
 
 
-def test_programs_are_kept_from_kinks():
+def test_programs_avoid_points_without_a_derivative():
     kink = Statement(("t0 = torch.relu(a)",), ("t0",), ("away(a, 0)",))
     near = Program(0, (Argument("a", "float", (3,), True),), (kink,), ("t0",))
     assert all(bool((x.abs() > 0.01).all()) for (x,) in near.inputs(torch.float64))
@@ -53,7 +53,7 @@ def test_programs_are_kept_from_kinks():
         check.expected(Program(0, near.arguments, (shifted,), ("t0",)), torch.float64)
 
 
-def test_a_failing_program_is_made_small():
+def test_failing_program_is_minimized():
     program = _program("t0 = a.sin()", "t1 = t0 * 2", "t2 = t1 + a", "t3 = t2.exp()", result="t3")
 
     def fails(candidate: Program) -> bool:
@@ -67,7 +67,7 @@ def test_a_failing_program_is_made_small():
     assert [str(s) for s in small.statements] == ["t3 = a.exp()"]
 
 
-def test_a_number_names_a_program():
+def test_program_is_determined_by_its_number():
     a, b = check.comparable(3), check.comparable(3)
     assert a == b
     for row, again in zip(a.inputs(torch.float32), b.inputs(torch.float32), strict=True):

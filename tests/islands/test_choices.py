@@ -33,7 +33,7 @@ def called(function, x=X, **options):
         return jax.jit(jtbridge.wrap(function, **options)).lower(x).as_text()
 
 
-def test_with_never_the_whole_function_is_called():
+def test_islands_never_calls_the_whole_function():
     assert "stablehlo.sine" not in called(F, islands="never")
     with jtbridge.config(islands="never"):
         assert "stablehlo.sine" not in called(F, islands="needed")
@@ -41,7 +41,7 @@ def test_with_never_the_whole_function_is_called():
         assert calls_in(lambda x: jtbridge.wrap(F, islands="never")(x), X) == 1
 
 
-def test_a_backend_that_was_asked_for_has_islands_only_on_request():
+def test_explicit_backend_has_islands_only_on_request():
     with pytest.raises(TranslationError, match=r"jtbridge_island_tests\.bent\.default"):
         jax.jit(jtbridge.wrap(F, backend="xla"))(X)
     f = jtbridge.wrap(F, backend="xla", islands="needed")
@@ -50,7 +50,7 @@ def test_a_backend_that_was_asked_for_has_islands_only_on_request():
     assert_matches(jax.grad(scalar(f))(X), torch.func.grad(scalar(PLAIN))(T))
 
 
-def test_a_function_with_many_such_operators_is_called_unless_islands_are_asked_for():
+def test_function_with_many_unsupported_operators_is_called_by_default():
     def fn(x):
         return bent(bent(x, 2.0), 0.5) + 1
 
@@ -66,7 +66,7 @@ def test_another_value_of_the_option_is_refused():
         pass
 
 
-def test_operators_that_write_are_no_islands():
+def test_operators_that_write_are_not_islands():
     def fn(x):
         y = torch.sin(x) * 2 + x
         double_(y)
@@ -77,7 +77,7 @@ def test_operators_that_write_are_no_islands():
         assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(X), fn(T))
 
 
-def test_operators_that_draw_are_no_islands():
+def test_random_operators_are_not_islands():
     f = jax.jit(jtbridge.wrap(around(noisy), islands="needed"))
     key = jax.random.key(0)
     with pytest.warns(CalledWarning):
@@ -120,7 +120,7 @@ def saves_sines(primitive, *_, **__):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_a_policy_of_checkpoint_cuts_a_program_with_islands():
+def test_checkpoint_policy_applies_to_a_program_with_islands():
     x = jnp.linspace(-1, 1, 32).reshape(8, 4)
     gradient = torch.func.grad(scalar(PLAIN))(torch.tensor(np.asarray(x)))
     function = jax.grad(scalar(jax.checkpoint(jtbridge.wrap(F), policy=saves_sines)))
@@ -131,7 +131,7 @@ def test_a_policy_of_checkpoint_cuts_a_program_with_islands():
         jax.export.export(jax.jit(function))(x)
 
 
-def test_an_argument_that_overlaps_itself_is_no_island():
+def test_operator_on_self_overlapping_argument_is_not_an_island():
     def fn(x):
         return strides(x.sin().unfold(1, 2, 1)) * 2 + 1
 
@@ -169,7 +169,7 @@ jtbridge.register_lowering(LOWERED_CUBE)(lambda x: x**3)
 @pytest.mark.parametrize("islands", ["auto", "never"])
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_a_function_that_draws_has_the_gradient_of_its_own_mask(operator, residuals, islands, batched):
+def test_random_function_has_the_gradient_of_its_mask(operator, residuals, islands, batched):
     def fn(x):
         return torch.nn.functional.dropout(operator(torch.nn.functional.dropout(x, 0.5)) * 2, 0.5).sum()
 
@@ -185,7 +185,7 @@ def test_a_function_that_draws_has_the_gradient_of_its_own_mask(operator, residu
     np.testing.assert_allclose((run(x + step)[0] - run(x - step)[0]) / 2e-2, length, rtol=2e-2)
 
 
-def test_a_function_that_draws_and_whose_derivative_alone_would_be_called_is_refused():
+def test_random_function_with_only_its_derivative_called_is_refused():
     f = jtbridge.wrap(lambda x: LOWERED_CUBE(torch.nn.functional.dropout(x, 0.5)).sum(), residuals="recompute")
     loss = lambda x: f(x, rng=jax.random.key(3))  # noqa: E731
     assert np.isfinite(jax.jit(loss)(X))

@@ -35,7 +35,7 @@ def calls_in(function, *args) -> int:
     return jax.jit(function).lower(*args).as_text().count(_CALL)
 
 
-def test_a_large_convolution_is_run_by_torch_and_a_small_one_by_xla():
+def test_only_large_convolutions_are_islands():
     f = jtbridge.wrap(grouped)
     assert calls_in(f, X, W) == 1
     assert calls_in(f, X[:1, :8, :8, :8], W[:8]) == 0
@@ -51,7 +51,7 @@ def test_an_expanded_argument_is_left_to_xla():
     assert of_forward(lambda x, w: torch.bmm(x.mT, w), x, jnp.ones((100, 128, 256), "bfloat16"))
 
 
-def test_a_largest_value_of_windows_is_an_island_only_if_its_position_is_used():
+def test_max_pooling_is_an_island_only_if_indices_are_used():
     f = jtbridge.wrap(lambda x: functional.max_pool2d(x.sin(), 2).tanh())
     gradient = jax.grad(lambda x: f(x).sum())
     assert (calls_in(f, X), calls_in(gradient, X)) == (0, 1)
@@ -61,7 +61,7 @@ def test_a_largest_value_of_windows_is_an_island_only_if_its_position_is_used():
     assert_matches(jax.jit(gradient)(X), torch.autograd.grad(expected.sum(), image)[0], 1e-5)
 
 
-def test_its_gradient_is_an_island_too_and_is_right():
+def test_gradient_of_an_island_is_an_island():
     gradient = jax.grad(jtbridge.wrap(loss), argnums=(0, 1))
     assert calls_in(gradient, X, W) == 2
     leaves = [IMAGE.clone().requires_grad_(), KERNEL.clone().requires_grad_()]
@@ -69,7 +69,7 @@ def test_its_gradient_is_an_island_too_and_is_right():
     assert_matches(jax.jit(gradient)(X, W), expected, 1e-4)
 
 
-def test_a_product_of_bfloat16_is_an_island_if_its_first_matrix_is_transposed():
+def test_bfloat16_product_with_transposed_first_matrix_is_an_island():
     x, y = jnp.ones((128, 512), "bfloat16"), jnp.ones((128, 512), "bfloat16")
     assert calls_in(jtbridge.wrap(lambda x, y: x.t() @ y), x, y) == 1
     assert calls_in(jtbridge.wrap(lambda x, y: x @ y.t()), x, y) == 0
@@ -77,20 +77,20 @@ def test_a_product_of_bfloat16_is_an_island_if_its_first_matrix_is_transposed():
 
 
 @pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
-def test_options_leave_it_to_xla(options):
+def test_options_that_disable_islands_for_speed(options):
     f = jtbridge.wrap(grouped, **options)
     assert calls_in(f, X, W) == 0
     assert_matches(jax.jit(f)(X, W), grouped(IMAGE, KERNEL), 1e-4)
 
 
-def test_exported_programs_and_programs_for_other_platforms_have_none():
+def test_no_islands_in_exported_programs_or_for_other_platforms():
     f = jtbridge.wrap(grouped)
     assert _CALL not in jtbridge.export(f, X, W).mlir_module()
     assert _CALL not in jax.jit(f).trace(X, W).lower(lowering_platforms=("tpu",)).as_text()
     assert _CALL not in jax.jit(f).trace(X, W).lower(lowering_platforms=("cpu", "cuda")).as_text()
 
 
-def test_programs_divided_among_devices_have_none():
+def test_no_islands_in_programs_sharded_over_devices():
     mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
     if mesh.size < 2:
         pytest.fail("the tests run on several CPU devices")
@@ -134,7 +134,7 @@ def test_a_batch_of_images_and_of_kernels_is_one_call():
         assert_matches(jax.jit(function)(*arrays), torch.stack(expected), 1e-4)
 
 
-def test_a_batch_of_an_operator_that_torch_runs_row_by_row_is_left_to_xla():
+def test_batch_without_a_torch_batching_rule_is_left_to_xla():
     def attention(q, k, v):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -184,13 +184,13 @@ def test_second_derivatives_scan_and_checkpoint():
         (jax.checkpoint_policies.nothing_saveable, 2),
     ],
 )
-def test_policies_of_checkpoint_save_or_repeat_it(policy, runs):
+def test_checkpoint_policies_save_or_recompute_the_island(policy, runs):
     f = jax.checkpoint(jtbridge.wrap(lambda x, w: grouped(x, w).sin()), policy=policy)
     text = jax.jit(jax.grad(lambda x: (f(x, W) ** 2).sum())).lower(X).as_text()
     assert text.count(_CALL) == runs + 1  # and the gradient's own
 
 
-def test_functions_that_draw_may_have_them_and_draw_the_same_numbers_in_the_derivative():
+def test_random_functions_with_islands_redraw_the_same_numbers_in_derivatives():
     def noisy(x, w):
         return functional.dropout(grouped(x, w), 0.5).sum()
 
@@ -218,7 +218,7 @@ def test_explain_gives_the_reason():
     assert not jtbridge.explain(loss, X[:1, :8, :4, :4], W[:8]).islands
 
 
-def test_sizes_count_from_the_last_measurement_that_xla_won():
+def test_size_threshold_is_above_the_last_measurement_xla_won():
     of_island = 200.0
     points = [
         (size, of_island * ratio, of_island) for size, ratio in ((1, 0.5), (10, 3), (100, 0.9), (1000, 1.2), (2000, 9))
@@ -227,7 +227,7 @@ def test_sizes_count_from_the_last_measurement_that_xla_won():
     assert _costs._won(points[:1]) == ()
 
 
-def test_a_gain_of_a_few_microseconds_is_not_worth_a_call():
+def test_small_gain_does_not_justify_a_call():
     assert _costs._won([(1, 30.0, 15.0), (10, 60.0, 30.0)]) == ((10, 2.0),)
 
 

@@ -78,7 +78,7 @@ def test_results_are_written_to_destinations(fn: Callable, argument: torch.Tenso
 
 
 @each
-def test_a_call_gives_torchs_values(fn: Callable, argument: torch.Tensor, count: int):
+def test_call_matches_torch(fn: Callable, argument: torch.Tensor, count: int):
     f = jtbridge.wrap(fn, backend="dlpack")
     for result, value in zip(jax.tree.leaves(jax.jit(f)(argument.numpy())), leaves(fn(argument.clone())), strict=True):
         np.testing.assert_array_equal(result, value.detach().numpy())

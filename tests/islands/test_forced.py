@@ -16,7 +16,7 @@ _CALL = "xla_buffer_python_cpu_callback"
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_program(number: int):
+def test_random_program_with_forced_islands_matches_torch(number: int):
     program = check.comparable(1000 + number, most=8)
     mode = check.MODES[number % 4]
     dtype = (torch.float32, torch.float64)[number // 4 % 2]
@@ -25,7 +25,7 @@ def test_program(number: int):
     assert not [f for f in findings if f.kind != "torch"], program.source
 
 
-def test_the_share_of_operators_is_called():
+def test_forced_share_of_operators_is_called():
     def fn(x):
         for _ in range(10):
             x = x.sin() * 2

@@ -69,7 +69,7 @@ def tuned_file(clock: Clock, folder: Path) -> Path:
     return file
 
 
-def test_nothing_is_measured_unless_it_is_asked_for(clock, folder):
+def test_no_measurements_by_default(clock, folder):
     assert calls_in(jtbridge.wrap(grouped), X, W) == 1
     assert calls_in(jtbridge.wrap(product), jnp.asarray(A.numpy())) == 0
     assert clock.measured == []
@@ -111,13 +111,13 @@ def test_small_operators_are_not_measured(clock):
 
 
 @pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
-def test_options_without_islands_for_speed_measure_nothing(clock, options):
+def test_no_measurements_with_options_that_disable_islands(clock, options):
     with jtbridge.config(tune=True):
         assert calls_in(jtbridge.wrap(grouped, **options), X, W) == 0
     assert clock.measured == []
 
 
-def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
+def test_no_measurements_for_several_devices_or_export(clock):
     mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
     specs = PartitionSpec("batch"), PartitionSpec()
     on_shards = jax.shard_map(jtbridge.wrap(grouped), mesh=mesh, in_specs=specs, out_specs=specs[0])
@@ -127,7 +127,7 @@ def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
     assert clock.measured == []
 
 
-def test_another_folder_gets_what_this_process_knows(clock, folder, tmp_path):
+def test_known_choices_are_copied_to_another_folder(clock, folder, tmp_path):
     """A second folder gets the known choices as files, without new measurements."""
     file = tuned_file(clock, folder)
     other = tmp_path / "other"
@@ -139,7 +139,7 @@ def test_another_folder_gets_what_this_process_knows(clock, folder, tmp_path):
     assert len(clock.measured) == 1
 
 
-def test_a_second_folder_that_cannot_be_used_is_told(clock, folder, tmp_path):
+def test_unusable_second_folder_gives_a_warning(clock, folder, tmp_path):
     tuned_file(clock, folder)
     with jtbridge.config(tune=True, tuning_folder=tmp_path / ("n" * 300)), pytest.warns(TuningWarning, match="copied"):
         calls_in(jtbridge.wrap(grouped), X, W)
@@ -161,7 +161,7 @@ def test_later_processes_read_the_choice(clock, folder, monkeypatch):
     assert len(clock.measured) == 1
 
 
-def test_an_operator_that_only_tuning_gives_to_torch_stays_there_in_later_processes(clock, monkeypatch):
+def test_tuned_island_stays_an_island_in_later_processes(clock, monkeypatch):
     f, x = jtbridge.wrap(product), jnp.asarray(A.numpy())
     with jtbridge.config(tune=True):
         assert calls_in(f, x) == 1
@@ -180,7 +180,7 @@ with jtbridge.config(tuning_folder=sys.argv[1]):
 """
 
 
-def test_a_real_process_reads_the_choice(clock, folder):
+def test_choice_is_read_by_a_subprocess(clock, folder):
     with jtbridge.config(tune=True):
         calls_in(jtbridge.wrap(product), jnp.ones((256, 256)))
     root = Path(jtbridge.__file__).parent.parent
@@ -189,7 +189,7 @@ def test_a_real_process_reads_the_choice(clock, folder):
     assert done.stdout.split() == ["1"]
 
 
-def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch):
+def test_choice_is_unaffected_by_later_changes_of_the_file(clock, folder, monkeypatch):
     clock.times = XLA
     f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
@@ -221,7 +221,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch)
     ],
     ids=lambda patched: patched[1],
 )
-def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
+def test_key_depends_on_machine_and_versions(clock, monkeypatch, patched):
     clock.times = XLA
     f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
@@ -247,7 +247,7 @@ def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
     ],
     ids=lambda damage: damage[:60],
 )
-def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch, damage):
+def test_invalid_file_is_ignored(clock, folder, monkeypatch, damage):
     file = tuned_file(clock, folder)
     f = jtbridge.wrap(grouped)
     file.write_bytes(damage)
@@ -261,7 +261,7 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch,
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_is_not_read(clock, folder, monkeypatch, kind):
+def test_irregular_file_is_not_read(clock, folder, monkeypatch, kind):
     file = tuned_file(clock, folder)
     assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()  # another user can read it
     file.unlink()
@@ -276,7 +276,7 @@ def _umask() -> int:
     return int(done.stdout, 8)
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
+def test_unwritable_folder_gives_a_warning(clock, tmp_path):
     clock.times = XLA
     (tmp_path / "file").write_text("")
     with jtbridge.config(tune=True, tuning_folder=tmp_path / "file" / "folder"), pytest.warns(TuningWarning):
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
 
 
 @pytest.mark.parametrize("reason", ["no home", "no access"])
-def test_a_folder_that_cannot_be_read_is_an_empty_one(clock, monkeypatch, reason):
+def test_unreadable_folder_counts_as_empty(clock, monkeypatch, reason):
     def refuse(*args):
         raise RuntimeError("Could not determine home directory.") if reason == "no home" else PermissionError(reason)
 
@@ -318,7 +318,7 @@ def test_a_program_of_several_processes_only_reads(clock, monkeypatch):
     assert calls_in(f, X, W) == 0
 
 
-def test_compiled_programs_are_compiled_again_once(clock):
+def test_compiled_programs_are_recompiled_once(clock):
     clock.times = XLA
     traced = []
     wrapped = jtbridge.wrap(grouped)
@@ -344,7 +344,7 @@ def test_compiled_programs_are_compiled_again_once(clock):
     assert_matches(f(X, W), grouped(IMAGE, KERNEL), 1e-4)
 
 
-def test_programs_outside_of_the_block_are_compiled_again_once_too(clock):
+def test_programs_outside_the_config_block_are_recompiled_once(clock):
     traced = []
     wrapped = jtbridge.wrap(product)
 
@@ -385,7 +385,7 @@ def in_folder(folder: Path, run) -> None:
         run()
 
 
-def test_explain_says_what_was_measured_and_measures_nothing(clock):
+def test_explain_shows_measurements_without_measuring(clock):
     with jtbridge.config(tune=True):
         assert not any(island.tuned for island in jtbridge.explain(grouped, X, W).islands)
         assert clock.measured == []
@@ -399,7 +399,7 @@ def test_explain_says_what_was_measured_and_measures_nothing(clock):
     assert report.left_to_xla == ()
 
 
-def test_explain_says_what_was_left_to_xla(clock):
+def test_explain_lists_operators_left_to_xla(clock):
     clock.times = XLA
     with jtbridge.config(tune=True):
         calls_in(jtbridge.wrap(grouped), X, W)
@@ -437,7 +437,7 @@ def test_repeated_blocks_that_draw(clock, way):
     assert set(clock.measured) >= {"aten.native_layer_norm.default", "aten.addmm.default"}
 
 
-def test_every_operator_that_was_measured_elsewhere_is_a_candidate_where_choices_are_tuned():
+def test_operators_in_the_measured_table_are_candidates_when_tuning():
     traced, _ = jtbridge.wrap(product).prepared((jnp.ones((256, 256)),), {})
     assert islands_in(translate(traced)) == []
     with jtbridge.config(tune=True):

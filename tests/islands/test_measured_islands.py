@@ -28,7 +28,7 @@ def quickly(monkeypatch):
     monkeypatch.setattr(_choice, "takes_long", lambda workload, platform: True)
 
 
-def test_results_and_gradients_are_right_where_operators_are_really_measured(quickly, folder):
+def test_results_and_gradients_with_real_measurements(quickly, folder):
     f = jax.jit(jax.value_and_grad(lambda x, w: jtbridge.wrap(lambda x, w: grouped(x, w).sum())(x, w), (0, 1)))
     before = f(X, W)
     with jtbridge.config(tune=True), jax.checking_leaks():
@@ -69,7 +69,7 @@ def test_a_program_is_measured_while_another_one_is_traced(quickly, folder):
     assert len(list(folder.iterdir())) == 1
 
 
-def test_a_block_may_begin_while_a_program_is_traced(quickly, folder):
+def test_tuning_block_entered_during_a_trace(quickly, folder):
     f = jtbridge.wrap(product)
     x = torch.randn(64, 64)
 

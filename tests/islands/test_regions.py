@@ -208,7 +208,7 @@ TRANSFORMED = {
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.filterwarnings("error::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transformations_are_torchs(name):
+def test_transformations_match_torch(name):
     ours, theirs = TRANSFORMED[name]
     lowered = jax.jit(ours(jtbridge.wrap(F, islands="needed"))).lower(ABOVE)
     assert lowered.as_text().count(CALL) > 0
@@ -216,13 +216,13 @@ def test_transformations_are_torchs(name):
     assert_matches(lowered.compile()(ABOVE), theirs(t), 1e-4)
 
 
-def test_a_batch_is_one_call_that_runs_its_rows_one_after_another():
+def test_batch_is_one_call_that_runs_rows_in_sequence():
     f = jax.vmap(jtbridge.wrap(F, islands="needed"))
     with pytest.warns(SequentialVmapWarning, match="sizes depend on the values"):
         assert calls_in(f, ABOVE) == 1
 
 
-def test_residuals_have_fixed_sizes_and_the_backward_has_a_region_of_its_own():
+def test_residuals_have_fixed_sizes_and_backward_has_its_own_region():
     saved, again = (jtbridge.wrap(F, islands="needed", residuals=choice) for choice in ("save", "recompute"))
     counts = [calls_in(jax.grad(scalar(f)), X) for f in (saved, again)]
     assert counts == [2, 1]
@@ -258,7 +258,7 @@ def test_independent_regions_are_two_calls_and_explain_lists_them():
     assert all(f"{__file__}" in island.reason and "depends on data" in island.reason for island in of_value)
 
 
-def test_a_region_has_the_operators_between_its_own():
+def test_region_includes_operators_between_its_members():
     def function(x):
         x = torch.sin(x) * 0.5 + x.cos() * x.sigmoid() + x.tanh()
         chosen = x[x > 0]
@@ -272,7 +272,7 @@ def test_a_region_has_the_operators_between_its_own():
     assert calls_in(f, X) == 1
 
 
-def test_a_layer_normalisation_between_two_uses_of_an_index_rounds_its_statistics_as_torch_does():
+def test_layer_norm_inside_a_region_rounds_statistics_as_torch():
     def function(x):
         x = torch.sin(x).bfloat16()
         (rows,) = torch.nonzero(x[:, 0] > 0, as_tuple=True)
@@ -286,7 +286,7 @@ def test_a_layer_normalisation_between_two_uses_of_an_index_rounds_its_statistic
     np.testing.assert_allclose(jax.jit(jax.grad(f))(X), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_results_of_all_dtypes_and_results_that_nothing_uses():
+def test_results_of_all_dtypes_and_unused_results():
     def function(x):
         x = torch.sin(x) * 0.5 + x.cos() * x.sigmoid() + x.tanh() * x.exp()
         chosen = x[x > 1]
@@ -365,7 +365,7 @@ def test_graph_attention_that_removes_self_loops():
 
 
 @pytest.mark.parametrize("islands", ["auto", "never"])
-def test_without_a_request_the_whole_function_is_called(islands):
+def test_whole_function_is_called_by_default(islands):
     f = jtbridge.wrap(F, islands=islands)
     with pytest.warns(CalledWarning, match="sizes depend on the values of its arguments"):
         text = jax.jit(f).lower(X).as_text()
@@ -373,7 +373,7 @@ def test_without_a_request_the_whole_function_is_called(islands):
     assert text.count(CALL) == 1
 
 
-def test_a_backend_that_was_asked_for_has_regions_only_on_request():
+def test_explicit_backend_has_regions_only_on_request():
     with pytest.raises(TranslationError, match="sizes depend on the values of its arguments"):
         jax.jit(jtbridge.wrap(F, backend="xla")).lower(X)
     f = jtbridge.wrap(F, backend="xla", islands="needed")
@@ -383,7 +383,7 @@ def test_a_backend_that_was_asked_for_has_regions_only_on_request():
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_an_exported_program_has_none():
+def test_exported_program_has_no_regions():
     with pytest.raises(TranslationError, match=r"sizes depend on .* \(operator `aten\.nonzero\.default`\)"):
         jtbridge.export(jtbridge.wrap(F), X)
     with pytest.raises(BackendError, match=r"operator `aten\.index\.Tensor` .* depends on data"):
@@ -394,7 +394,7 @@ def test_an_exported_program_has_none():
             lower(lowering_platforms=platforms)
 
 
-def test_devices_call_the_whole_function_or_run_the_region_of_their_shard():
+def test_several_devices_call_the_function_or_run_sharded_regions():
     mesh = Mesh(np.array(jax.devices()[:3]), ("rows",))
     if mesh.size < 3:
         pytest.fail("the tests run on several CPU devices")
@@ -411,7 +411,7 @@ def test_devices_call_the_whole_function_or_run_the_region_of_their_shard():
     assert_matches(jax.jit(on_shards)(ABOVE), torch.cat([F(part[None]) for part in t]), 1e-5)
 
 
-def test_a_function_that_draws_is_called():
+def test_random_function_is_called():
     def noisy(x):
         return torch.nn.functional.dropout(F(x), 0.5)
 
@@ -430,7 +430,7 @@ def test_a_function_that_draws_is_called():
     np.testing.assert_allclose((gradient * step).sum(), by_steps, rtol=3e-2, atol=1e-4)
 
 
-def test_a_key_that_a_function_does_not_use_does_not_keep_it_from_having_regions():
+def test_unused_key_does_not_prevent_regions():
     f = jtbridge.wrap(F, islands="needed")
     assert "cosine" in jax.jit(lambda x: f(x, rng=jax.random.key(0))).lower(X).as_text()
 
@@ -469,7 +469,7 @@ def caught(x):
 @pytest.mark.parametrize(
     "function", [branch_on_a_size, sizes_taken_for_equal, checked_size, number, text_of_a_number, caught]
 )
-def test_functions_that_a_graph_does_not_show_are_called_and_right(function):
+def test_functions_without_a_complete_graph_are_called(function):
     f = jtbridge.wrap(function, islands="needed")
     assert jtbridge.explain(f, X).backend == "dlpack"
     for x in (X, np.where(X < 1.4, X, np.float32(-3)), X * 0.1):

@@ -61,7 +61,7 @@ def of(operator: Callable[[torch.Tensor], torch.Tensor], long: bool) -> Callable
 
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_an_operator_that_draws_says_so_in_its_definition(options: str, long: bool):
+def test_random_operator_must_declare_its_draws(options: str, long: bool):
     state = torch.get_rng_state()
     f = jtbridge.wrap(of(UNDECLARED, long), **OPTIONS[options])
     for use in (f, lambda x, rng: jax.grad(lambda x: f(x, rng=rng).sum())(x)):

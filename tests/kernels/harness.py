@@ -157,7 +157,7 @@ def all_proven() -> Iterator[None]:
         yield
 
 
-def assert_kernels_get_what_the_operators_get(
+def assert_kernels_get_operator_arguments(
     function: Callable[..., Any],
     arguments: Sequence[jax.Array],
     wrt: int | tuple[int, ...],

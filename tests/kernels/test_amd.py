@@ -64,7 +64,7 @@ def test_every_kernel_compiles(name, architecture, on_amd):
         assert made.metadata.shared <= SHARED
 
 
-def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd, proven):
+def test_amd_programs_have_kernels_if_jax_triton_supports_it(on_amd, proven):
     f = jtbridge.wrap(lambda x: torch.softmax(x, -1))
     lowered = jax.jit(jax.grad(lambda x: f(x)[0, 0])).trace(normal(8, 128)).lower(lowering_platforms=("rocm",))
     found = re.findall(r"custom_call @(triton_kernel_call\w*)", lowered.as_text())
@@ -74,7 +74,7 @@ def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd, proven):
     assert status.reason == (reason or "")
 
 
-def test_a_launch_says_where_jax_triton_cannot(on_amd, monkeypatch):
+def test_launch_error_if_jax_triton_does_not_support_amd(on_amd, monkeypatch):
     from tests.launches.kernels import product
 
     monkeypatch.setattr(_versions, "_amd_mismatch_reason", lambda: "it cannot")

@@ -84,7 +84,7 @@ def assert_assembled(texts: list[str], wheel: str, architecture: int, folder: Pa
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_kernel_compiles_to_what_jaxs_assembler_takes(name, architecture, wheel, tmp_path):
+def test_every_kernel_compiles_to_ptx_that_assembles_with_jax(name, architecture, wheel, tmp_path):
     function, arguments = KERNELS[name]
 
     def both(*args):
@@ -98,7 +98,7 @@ def test_every_kernel_compiles_to_what_jaxs_assembler_takes(name, architecture, 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", ["product", "accumulated"])
-def test_users_kernels_compile_to_it_too(name, architecture, wheel, tmp_path):
+def test_user_kernels_compile_to_ptx_that_assembles_with_jax(name, architecture, wheel, tmp_path):
     from tests.launches import alias_kernels, kernels
 
     function = jtbridge.wrap(kernels.product if name == "product" else alias_kernels.accumulated)
@@ -107,7 +107,7 @@ def test_users_kernels_compile_to_it_too(name, architecture, wheel, tmp_path):
     assert_assembled(texts, wheel, architecture, tmp_path)
 
 
-def test_a_newer_assembler_changes_nothing(wheel):
+def test_newer_assembler_does_not_change_the_ptx_version(wheel):
     from triton.backends.nvidia import compiler
 
     own = {c: compiler.ptx_get_version(compiler.get_ptxas(c).version) for c in ARCHITECTURES}
@@ -117,7 +117,7 @@ def test_a_newer_assembler_changes_nothing(wheel):
     }
 
 
-def test_a_chip_that_the_assembler_does_not_know(monkeypatch):
+def test_chip_unknown_to_the_assembler(monkeypatch):
     tool = assembler_of("nvidia-cuda-nvcc-cu12")
     monkeypatch.setattr(_assembler, "jax_assembler", lambda: tool)
     _assembler.ptx_version.cache_clear()
@@ -146,7 +146,7 @@ def test_the_first_assembler_on_PATH_with_a_supported_version_is_used(path, tmp_
     assert _assembler.jax_assembler() == tmp_path / "12.4.1" / "ptxas"
 
 
-def test_without_an_assembler_on_PATH_that_of_the_wheel_is_used(path, monkeypatch):
+def test_assembler_of_the_wheel_is_used_if_none_on_PATH(path, monkeypatch):
     path("not a version")
     plugin = next(name for name in _assembler._PLUGINS if f"{name}._triton" in _assembler.sys.modules)
     found = list(_assembler._assembler_paths(plugin))
@@ -156,6 +156,6 @@ def test_without_an_assembler_on_PATH_that_of_the_wheel_is_used(path, monkeypatc
     assert _assembler.jax_assembler() == assembler_of(wheels[plugin]).resolve()
 
 
-def test_a_jax_for_no_nvidia_gpu_has_no_assembler(monkeypatch):
+def test_jax_without_nvidia_support_has_no_assembler(monkeypatch):
     monkeypatch.setattr(_assembler, "_PLUGINS", {})
     assert _assembler.jax_assembler() is None

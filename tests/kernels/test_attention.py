@@ -83,7 +83,7 @@ def theirs(query, key, value, ct, mask=None, seen=True, scale=None):
     return [out.detach(), *(x.grad for x in tensors)]
 
 
-def assert_is(got, want, factor=BETWEEN):
+def assert_results_near(got, want, factor=BETWEEN):
     """Compare relative to the largest number of all: a gradient may be 0 if a query sees only one key."""
     flat = [x.astype(got[0].dtype).ravel() for x in got]
     assert [x.shape for x in got] == [x.shape for x in want]
@@ -106,7 +106,7 @@ def assert_is(got, want, factor=BETWEEN):
 @example((33, 47), (4, 2), 32, "float32", True, None, "additive", (True, True, True, True), None)
 @example((50, 47), (3, 1), 40, "bfloat16", True, (20, None), "boolean", (True, False, False, True), None)
 @example((7, 32), (1, 1), 8, "float16", False, (3, 5), "none", (False, False, False, False), -0.3)
-def test_is_torchs(lengths, heads, d, dtype, is_causal, window, mask, whole, scale):
+def test_matches_torch(lengths, heads, d, dtype, is_causal, window, mask, whole, scale):
     q_len, kv_len = lengths
     query, key, value, ct = inputs(2, *heads, q_len, kv_len, d, dtype)
     shape = tuple(n if w else 1 for n, w in zip((2, heads[0], q_len, kv_len), whole, strict=True))
@@ -121,10 +121,10 @@ def test_is_torchs(lengths, heads, d, dtype, is_causal, window, mask, whole, sca
 
     got, pull = jax.vjp(ours, query, key, value, *masks)
     gradients = [x for x in pull(ct) if x.dtype != jax.dtypes.float0]
-    assert_is([got, *gradients], theirs(query, key, value, ct, *(masks or [None]), seen, scale))
+    assert_results_near([got, *gradients], theirs(query, key, value, ct, *(masks or [None]), seen, scale))
 
 
-def test_is_causal_as_torch_has_it():
+def test_is_causal_matches_torch():
     query, key, value, _ = inputs()
     tensors = [jtbridge.to_torch(x) for x in (query, key, value)]
     want = scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
@@ -149,7 +149,7 @@ def test_logsumexp():
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive", "window"])
-def test_a_query_that_sees_no_key_gets_0(kind):
+def test_fully_masked_query_gets_0(kind):
     query, key, value, ct = inputs(q_len=40, kv_len=17)
     seen = window_mask(40, 17, left=3) if kind == "window" else normal(2, 1, 40, 17) > 0.5
     seen = jnp.asarray(seen).at[..., 5, :].set(False) if kind != "window" else jnp.asarray(seen)
@@ -166,10 +166,10 @@ def test_a_query_that_sees_no_key_gets_0(kind):
     gradients = pull((ct, jnp.ones_like(logsumexp)))
     assert not gradients[0][empty].any()
     assert all(jnp.isfinite(x).all() for x in gradients)
-    assert_is([out, *pull((ct, 0 * logsumexp))], theirs(query, key, value, ct, seen=np.asarray(seen)))
+    assert_results_near([out, *pull((ct, 0 * logsumexp))], theirs(query, key, value, ct, seen=np.asarray(seen)))
 
 
-def test_a_row_of_the_lowest_number_is_seen_evenly_as_in_torch():
+def test_row_masked_with_the_lowest_number_attends_evenly():
     query, key, value, ct = inputs()
     mask = jnp.full((1, 1, 21, 37), jnp.finfo(jnp.float32).min).at[:, :, 1:].set(0)
     out, pull = jax.vjp(lambda *x: attention(*x, mask=mask), query, key, value)
@@ -189,7 +189,7 @@ def kept(key, rate=0.25):
     return attention(**EVEN, value=SHOWN, dropout_rate=rate, dropout_key=key)
 
 
-def test_dropout_keeps_what_the_reference_keeps_forward_and_backward():
+def test_dropout_mask_matches_reference_forward_and_backward():
     weights, pull = jax.vjp(lambda value: attention(**EVEN, value=value, dropout_rate=0.25, dropout_key=KEY), SHOWN)
     want = reference.dropout(op._seeds(KEY, 2), 4, 21, 37, 2**30)
     np.testing.assert_array_equal(np.asarray(weights) > 0, want)
@@ -199,7 +199,7 @@ def test_dropout_keeps_what_the_reference_keeps_forward_and_backward():
     np.testing.assert_array_equal(backward, np.asarray(want)[:, ::2, 5])
 
 
-def test_dropout_is_another_in_each_place_and_for_each_key():
+def test_dropout_differs_between_positions_and_keys():
     rows = np.asarray(kept(KEY) > 0).reshape(-1, 37)
     assert len(np.unique(rows, axis=0)) == len(rows)
     assert abs(rows.mean() - 0.75) < 0.02
@@ -230,7 +230,7 @@ def test_gradients_with_dropout(is_causal):
     assert_close(pull(ct), their_pull(ct), factor=2)
 
 
-def test_philox_is_that_of_its_authors():
+def test_philox_matches_published_values():
     zero, ones = jnp.uint32(0), jnp.uint32(0xFFFFFFFF)
     found = [[f"{int(x):08x}" for x in philox((w, w), w, w, w, w)] for w in (zero, ones)]
     assert found == [
@@ -241,7 +241,7 @@ def test_philox_is_that_of_its_authors():
 
 @needs_triton
 @needs_interpreter
-def test_philox_is_tritons():
+def test_philox_matches_triton():
     import triton
     import triton.language as tl
 
@@ -315,7 +315,7 @@ def test_derivatives_of_higher_order():
     assert_close(second(ours, reverse_over), want, factor=8)
 
 
-def test_what_the_kernels_do_not_take_goes_jnps_way():
+def test_unsupported_arguments_use_jnp():
     x = jnp.zeros((1, 2, 3, 4))
     assert unsupported_reason(x, x, x) is None
     assert unsupported_reason(x, x[:, :, :0], x[:, :, :0]) == "`key` has no elements"
@@ -354,7 +354,7 @@ def test_what_the_kernels_do_not_take_goes_jnps_way():
         ({"dropout_rate": 0.5}, "`dropout_key` must be given"),
     ],
 )
-def test_what_it_refuses(keywords, message):
+def test_invalid_arguments_are_refused(keywords, message):
     x = jnp.zeros((1, 2, 3, 4))
     with pytest.raises(ValueError, match=message):
         attention(**({"query": x, "key": x, "value": x} | keywords))
@@ -383,13 +383,13 @@ def test_a_scale_may_be_an_array_with_a_value():
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
-def test_results_that_no_dtype_could_hold_are_refused(dtype):
+def test_non_float_dtypes_are_refused(dtype):
     x = jnp.ones((1, 2, 3, 4))
     with pytest.raises(TypeError, match=f"^`key` is {dtype}, not of a real floating-point dtype$"):
         attention(x, x.astype(dtype), x)
 
 
-def test_nothing_of_nothing():
+def test_empty_input():
     some = jnp.ones((1, 2, 3, 4))
     out, logsumexp = attention(some[:, :, :0], some, some, return_logsumexp=True)
     assert (out.shape, logsumexp.shape) == ((1, 2, 0, 4), (1, 2, 0))
@@ -398,7 +398,7 @@ def test_nothing_of_nothing():
 
 
 @pytest.mark.parametrize("masked", ["none", "boolean", "additive"])
-def test_what_is_not_a_number_shows(masked):
+def test_nan_and_infinity_propagate(masked):
     """A NaN or infinity appears in the logarithm, and in every gradient of its row."""
     query, key, value, ct = inputs(1, 2, 1, 5, 7, 8)
     query = query.at[0, 1, 2, 3].set(jnp.nan)
@@ -412,7 +412,7 @@ def test_what_is_not_a_number_shows(masked):
     assert jnp.isnan(by_value).all()
 
 
-def test_an_additive_mask_that_is_not_a_number_shows():
+def test_nan_in_an_additive_mask_propagates():
     query, key, value, _ = inputs(1, 2, 1, 5, 7, 8)
     mask = jnp.zeros((5, 7)).at[2, 3].set(jnp.nan)
     out, logsumexp = attention(query, key, value, mask=mask, return_logsumexp=True)
@@ -424,7 +424,7 @@ def test_an_additive_mask_that_is_not_a_number_shows():
 @needs_triton
 @needs_interpreter
 @pytest.mark.parametrize("entry", [(64, 2), (128, 2), (256, 2), (64, 4)])
-def test_every_configuration_computes_the_same(entry, monkeypatch):
+def test_every_configuration_gives_the_same_result(entry, monkeypatch):
     d, itemsize = entry
     query, key, value, ct = inputs(1, 2, 1, 150, 170, d, {2: "bfloat16", 4: "float32"}[itemsize])
     given = reference.AttentionSettings(1 / math.sqrt(d), None, 0, "none", 0.0)

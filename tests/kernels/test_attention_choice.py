@@ -71,7 +71,7 @@ MASK = jax.ShapeDtypeStruct((1024, 1024), jnp.dtype(bool))
         ({"d": 300}, {}, "jnp", "the kernels take up to 256"),
     ],
 )
-def test_what_is_chosen_on_hopper(on, shape, keywords, implementation, reason):
+def test_choice_on_hopper(on, shape, keywords, implementation, reason):
     on(H100)
     got = chosen_attention(*of(**shape), **keywords)
     assert got.implementation == implementation
@@ -89,14 +89,14 @@ def test_what_is_chosen_on_hopper(on, shape, keywords, implementation, reason):
         (H100, 8907, "JAX finds no cuDNN of 90000 or more, but 8907"),
     ],
 )
-def test_what_is_chosen_elsewhere(on, chip, version, reason):
+def test_choice_on_other_chips(on, chip, version, reason):
     on(chip, version)
     got = chosen_attention(*of())
     assert got.implementation == "triton"
     assert reason in got.reason
 
 
-def test_what_is_asked_for(on):
+def test_explicit_implementation(on):
     on(A100)
     assert chosen_attention(*of(), implementation="cudnn") == ("cudnn", "it is asked for")
     on(H100)
@@ -120,13 +120,13 @@ def test_what_is_asked_for(on):
         ({}, {"implementation": "xla"}, "`implementation` is 'xla', expected None or one of triton, cudnn"),
     ],
 )
-def test_what_is_refused(shape, keywords, message):
+def test_unsupported_cudnn_arguments_are_refused(shape, keywords, message):
     arrays = [jnp.zeros(x.shape, x.dtype) for x in of(**({"length": 8} | shape))]
     with pytest.raises(ValueError, match=message):
         attention(*arrays, **keywords)
 
 
-def test_a_jax_with_other_insides_is_refused(on, monkeypatch):
+def test_jax_with_changed_internals_is_refused(on, monkeypatch):
     on(H100)
     module = _compat.cudnn_attention()
     monkeypatch.setattr(module, "_dot_product_attention_fwd_impl", lambda query, key: None)
@@ -156,7 +156,7 @@ CUDNN = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
 @needs_triton
 @needs_compiler
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_program_has_what_was_chosen(on, is_causal):
+def test_program_contains_the_chosen_implementation(on, is_causal):
     on(H100)
     args = [jnp.zeros(x.shape, x.dtype) for x in of(heads=4, kv_heads=2)]
     forward = functools.partial(attention, is_causal=is_causal)
@@ -175,7 +175,7 @@ def test_the_program_has_what_was_chosen(on, is_causal):
 
 
 @needs_compiler
-def test_cudnn_does_without_triton(on, monkeypatch):
+def test_cudnn_needs_no_triton(on, monkeypatch):
     on(H100)
     monkeypatch.setattr(differentiable, "triton_unsupported_reason", lambda: "`triton` is not installed")
     args = [jnp.zeros(x.shape, x.dtype) for x in of()]
@@ -187,7 +187,7 @@ def test_cudnn_does_without_triton(on, monkeypatch):
 
 
 @needs_compiler
-def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
+def test_cudnn_calls_match_those_of_jax(monkeypatch):
     """Compare the custom calls with those of ``jax.nn.dot_product_attention``, which has [batch, length, heads, d]."""
     module = _compat.cudnn_attention()
     monkeypatch.setattr(module, "check_cudnn_version", lambda: 91002)
@@ -222,7 +222,7 @@ def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
 
 
 @needs_compiler
-def test_what_is_handed_to_cudnn(on, monkeypatch):
+def test_arrays_and_residuals_passed_to_cudnn(on, monkeypatch):
     """Replace cuDNN by the reference: it gets the arrays, residuals and cotangent in the form that cuDNN expects."""
     on(H100)
     query, key, value, ct = (normal(1, 2, 512, 64, dtype="bfloat16", seed=i) for i in range(4))
@@ -248,7 +248,7 @@ def test_what_is_handed_to_cudnn(on, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", [None, "triton", "cudnn"])
-def test_values_elsewhere_are_the_same(implementation):
+def test_values_match_on_cpu(implementation):
     shapes = of(length=16, d=8, heads=4, kv_heads=2)
     args = [normal(*x.shape, dtype=x.dtype, seed=i) for i, x in enumerate(shapes)]
     f = functools.partial(attention, is_causal=True, scale=-0.5)
@@ -267,7 +267,7 @@ def test_values_elsewhere_are_the_same(implementation):
 @pytest.mark.gpu
 @pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"is_causal": True, "window": (100, None)}])
 @pytest.mark.parametrize("d", [64, 128])
-def test_cudnn_gives_what_the_kernels_give(d, keywords):
+def test_cudnn_matches_the_kernels(d, keywords):
     args = [normal(*x.shape, dtype=x.dtype, seed=i) for i, x in enumerate(of(length=640, d=d, kv_heads=2))]
     ct = normal(*args[0].shape, dtype="bfloat16", seed=9)
 
@@ -281,7 +281,7 @@ def test_cudnn_gives_what_the_kernels_give(d, keywords):
 @needs_triton
 @needs_compiler
 @pytest.mark.parametrize(("chip", "calls"), [(H100, CUDNN), (A100, KERNELS)])
-def test_the_backend_chooses_too(on, chip, calls):
+def test_backend_chooses_the_implementation(on, chip, calls):
     on(chip)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     f = jtbridge.wrap(lambda q, k, v: sdpa(q, k, v, is_causal=True), backend="triton")

@@ -66,7 +66,7 @@ def test_configurations_compile(d, dtype, architecture, count, monkeypatch, tmp_
 @needs_compiler
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", configurations.FORWARD)
-def test_the_default_compiles_to_what_fits_a_chip_with_little_shared_memory(entry, monkeypatch, tmp_path):
+def test_default_fits_a_chip_with_little_shared_memory(entry, monkeypatch, tmp_path):
     small = Chip("NVIDIA L4", 89)
     monkeypatch.setattr(differentiable, "target", lambda: small)
     d, itemsize = entry
@@ -86,7 +86,7 @@ def test_the_default_compiles_to_what_fits_a_chip_with_little_shared_memory(entr
     ids=str,
 )
 @pytest.mark.parametrize("entry", configurations.FORWARD)
-def test_the_default_with_an_additive_mask_compiles_to_what_fits_its_chip(entry, chip, monkeypatch, tmp_path):
+def test_default_with_an_additive_mask_fits_shared_memory(entry, chip, monkeypatch, tmp_path):
     monkeypatch.setattr(differentiable, "target", lambda: chip)
     d, itemsize = entry
     query, key, value, ct = of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])
@@ -100,7 +100,7 @@ def test_the_default_with_an_additive_mask_compiles_to_what_fits_its_chip(entry,
 
 
 @needs_compiler
-def test_the_default_is_of_the_chip():
+def test_default_depends_on_the_chip():
     ampere, hopper = Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)
     entries = configurations.FORWARD[64, 2]
     assert configurations.default(configurations.FORWARD, (64, 2), ampere) == entries[1]

@@ -16,7 +16,7 @@ import jtbridge
 from jtbridge.triton import _versions
 
 from .harness import (
-    assert_kernels_get_what_the_operators_get,
+    assert_kernels_get_operator_arguments,
     kernels_in,
     needs_compiler,
     needs_triton,
@@ -50,13 +50,13 @@ def test_xla_has_no_kernels():
     assert kernels_in(jtbridge.wrap(of_softmax, backend="xla"), X) == []
 
 
-def test_what_a_kernel_does_not_take_is_lowered_in_jax():
+def test_unsupported_arguments_are_lowered_in_jax():
     assert kernels_in(jtbridge.wrap(of_softmax), np.float64([[1, 2]])) == ["softmax_forward"] * 2  # x64 is off
     with jax.enable_x64(True):
         assert kernels_in(jtbridge.wrap(of_softmax), jnp.ones((2, 3), jnp.float64)) == []
 
 
-def test_the_program_with_kernels_is_right_where_they_are_jnp():
+def test_exported_program_with_kernels_uses_jnp_on_cpu():
     f = jtbridge.wrap(of_softmax)
     with pretending(90):
         saved = jax.export.export(jax.jit(f), platforms=("cpu", "cuda"), disabled_checks=_KERNELS)(X)
@@ -70,7 +70,7 @@ def test_explain_names_the_kernels():
     assert jtbridge.explain(jtbridge.wrap(of_softmax, backend="xla"), X).kernels == {}
 
 
-def test_it_says_why_it_is_not_there():
+def test_unavailable_backend_gives_the_reason():
     (status,) = [s for s in jtbridge.backends() if s.name == "triton"]
     assert not status.available
     assert status.reason == 'it needs a GPU, the platform is "cpu"'
@@ -82,7 +82,7 @@ def test_it_says_why_it_is_not_there():
     ("jax_triton", "triton", "fits"),
     [("0.3.1", "3.6.0", True), ("0.4.1", "3.7.0", True), ("0.4.1", "3.10.0", True), ("0.4.1", "3.6.0", False)],
 )
-def test_versions_that_do_not_go_together(jax_triton, triton, fits, monkeypatch):
+def test_incompatible_versions(jax_triton, triton, fits, monkeypatch):
     versions = {"jax-triton": jax_triton, "triton": triton}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     monkeypatch.setattr(_versions, "passes_aliases_twice", lambda: jax_triton < "0.4")
@@ -184,8 +184,8 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
         ),
     ],
 )
-def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels):
-    assert_kernels_get_what_the_operators_get(function, arguments, wrt, kernels)
+def test_kernels_get_the_arguments_of_the_operators(function, arguments, wrt, kernels):
+    assert_kernels_get_operator_arguments(function, arguments, wrt, kernels)
 
 
 _KERNELS = [

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from .harness import (
-    assert_kernels_get_what_the_operators_get,
+    assert_kernels_get_operator_arguments,
     needs_compiler,
     needs_triton,
     normal,
@@ -99,5 +99,5 @@ IN_FLOAT32 = (of_gelu_written_out, (X, X + 1), (0, 1), {"gated_forward": 1, "gat
 
 
 @pytest.mark.parametrize(("function", "arguments", "wrt", "kernels", "dtype"), [*OF_EVERY_DTYPE, IN_FLOAT32])
-def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels, dtype):
-    assert_kernels_get_what_the_operators_get(function, [x.astype(dtype) for x in arguments], wrt, kernels)
+def test_kernels_get_the_arguments_of_the_operators(function, arguments, wrt, kernels, dtype):
+    assert_kernels_get_operator_arguments(function, [x.astype(dtype) for x in arguments], wrt, kernels)

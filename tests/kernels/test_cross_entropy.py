@@ -58,7 +58,7 @@ def plain(logits: jax.Array, labels: jax.Array, **options: float) -> jax.Array:
     ignore_index=st.sampled_from([-100, 0]),
     reduction=st.sampled_from(REDUCTIONS),
 )
-def test_is_torchs(rows, n, dtype, smoothing, ignore_index, reduction):
+def test_matches_torch(rows, n, dtype, smoothing, ignore_index, reduction):
     options = {"label_smoothing": smoothing, "ignore_index": ignore_index, "reduction": reduction}
     x = 3 * normal(rows, n, dtype=dtype, seed=n)
     labels = classes_of(rows, n=n, ignored=ignore_index, seed=rows)
@@ -81,7 +81,7 @@ def test_all_ignored_is_nan_without_a_gradient():
     assert cross_entropy(x, labels, reduction="sum") == 0
 
 
-def test_no_such_class_is_nan():
+def test_label_out_of_range_gives_nan():
     x, labels = normal(4, 5), jnp.array([5, -1, 2, -100])
     losses, pull = jax.vjp(lambda x: cross_entropy(x, labels, reduction="none"), x)
     assert jnp.isnan(losses).tolist() == [True, True, False, False]
@@ -89,7 +89,7 @@ def test_no_such_class_is_nan():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_long_rows_are_taken_by_pieces(monkeypatch, smoothing):
+def test_long_rows_are_split_into_blocks(monkeypatch, smoothing):
     monkeypatch.setattr(configurations, "_LANES", 16)
     monkeypatch.setattr(configurations, "_BLOCK", 32)
     x, labels = normal(3, 150), classes_of(3, n=150)
@@ -114,7 +114,7 @@ def _turns(n, monkeypatch, count=None):
 @needs_kernels
 @pytest.mark.parametrize("n", [100, 20_000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_every_configuration_computes_the_same(n, smoothing, monkeypatch):
+def test_every_configuration_gives_the_same_result(n, smoothing, monkeypatch):
     x, labels, ct = 3 * normal(5, n), classes_of(5, n=n).at[0].set(-100).at[1].set(n), normal(5, seed=1)
     if not smoothing:
         x = x.at[2, : n // 2].set(-jnp.inf).at[2, labels[2]].set(0)
@@ -158,7 +158,7 @@ def test_transforms():
     same(lambda f: jax.jacrev(jax.jacrev(f)), x[0], labels[0])
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
+def test_unsupported_arguments_use_jnp(x64):
     labels = jnp.zeros(2, jnp.int32)
     assert unsupported_reason(jnp.zeros((2, 3), jnp.float32), labels) is None
     assert unsupported_reason(jnp.zeros((0, 3), jnp.float32), labels[:0]) == "`logits` has no elements"
@@ -242,7 +242,7 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
     assert kernels_in(cross_entropy, x, labels, platforms=("cpu",)) == []
 
 
-def test_a_large_unsigned_label_is_no_ignored_one():
+def test_large_unsigned_label_is_not_ignored():
     wrapping = np.asarray([2**32 - 100, 3], np.uint32)
     assert op.as_labels(jnp.asarray(wrapping)).tolist() == [2**31 - 1, 3]
 

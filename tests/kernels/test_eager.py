@@ -44,7 +44,7 @@ def doubled(monkeypatch) -> Doubled:
     return Doubled()
 
 
-def test_once_for_each_type(doubled):
+def test_lowered_once_per_type(doubled):
     for i in range(3):
         assert doubled.primitive(jnp.full(4, i))[0].tolist() == [2 * i] * 4
     assert doubled.lowered == 1
@@ -53,21 +53,21 @@ def test_once_for_each_type(doubled):
     assert doubled.lowered == 3
 
 
-def test_once_for_each_primitive(doubled):
+def test_lowered_once_per_primitive(doubled):
     other = Doubled()
     for each in (doubled, other, doubled, other):
         each.primitive(jnp.ones(4))
     assert (doubled.lowered, other.lowered) == (1, 1)
 
 
-def test_once_in_a_derivative_and_a_batch(doubled):
+def test_lowered_once_in_derivatives_and_batches(doubled):
     for _ in range(2):
         jax.vmap(lambda x: doubled.primitive(x)[0])(jnp.ones((2, 3)))
         jax.jvp(lambda x: doubled.primitive(x)[0], (jnp.ones(4),), (jnp.ones(4),))
     assert doubled.lowered == 2
 
 
-def test_anew_once_something_was_tuned(doubled, tmp_path, monkeypatch):
+def test_lowered_again_after_tuning(doubled, tmp_path, monkeypatch):
     x = jnp.ones(4)
 
     def tune() -> None:
@@ -87,7 +87,7 @@ def test_anew_once_something_was_tuned(doubled, tmp_path, monkeypatch):
     assert doubled.lowered == 3
 
 
-def test_another_choice_of_kernels_is_another_program(monkeypatch):
+def test_program_depends_on_the_kernels_in_use(monkeypatch):
     rows = []
     losses = chunks.losses
     monkeypatch.setattr(chunks, "losses", lambda *args: rows.append(_proofs.kernels_in_use()) or losses(*args))

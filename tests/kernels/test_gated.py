@@ -51,7 +51,7 @@ each = pytest.mark.parametrize("name", ALL)
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     seed=st.integers(0, 9),
 )
-def test_is_torchs(name, shape, dtype, seed):
+def test_matches_torch(name, shape, dtype, seed):
     f, _, activation = ALL[name]
     gate, up, ct = (2 * normal(*shape, dtype=dtype, seed=seed + i) for i in range(3))
     # torch rounds after the activation, so the expected values are computed in float32.
@@ -68,7 +68,7 @@ def test_is_torchs(name, shape, dtype, seed):
 @needs_kernels
 @each
 @pytest.mark.parametrize("configuration", configurations.candidates(), ids=str)
-def test_every_configuration_computes_the_same(name, configuration, monkeypatch):
+def test_every_configuration_gives_the_same_result(name, configuration, monkeypatch):
     f, theirs, _ = ALL[name]
     monkeypatch.setattr(op, "candidates", lambda: [configuration])
     gate, up, ct = (normal(5000, seed=seed) for seed in range(3))  # full blocks, and one partial block
@@ -79,7 +79,7 @@ def test_every_configuration_computes_the_same(name, configuration, monkeypatch)
 
 
 @each
-def test_far_from_zero(name):
+def test_large_inputs(name):
     f, theirs, _ = ALL[name]
     gate = jnp.array([-8.0, -4.0, 0.0, 4.0, 8.0])
     up = jnp.full(5, 3.0)
@@ -111,7 +111,7 @@ def test_transforms(name):
     assert_close(*along, factor=4)
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way():
+def test_unsupported_arguments_use_jnp():
     x = jnp.zeros((2, 3))
     assert unsupported_reason(x, x) is None
     assert unsupported_reason(x[:0], x[:0]) == "`gate` has no elements"
@@ -121,13 +121,13 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
     assert swiglu(jnp.ones(2, "float16"), jnp.ones(2, "float16")).dtype == "float16"
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     gate = jnp.linspace(-3, 3, 7)
     assert swiglu(gate, gate).dtype == "float64"
     assert jnp.allclose(swiglu(gate, gate), gate**2 / (1 + jnp.exp(-gate)), rtol=1e-14)
 
 
-def test_what_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match=r"^`up` has shape \(3,\), expected that of `gate`, \(2,\)$"):
         swiglu(jnp.zeros(2), jnp.zeros(3))
     with pytest.raises(ValueError, match=r"^`approximate` is 'erf', expected 'tanh' or 'none'$"):

@@ -45,7 +45,7 @@ def example(*shape: int, width: int, n: int, dtype: str = "float32") -> list[jax
     biased=st.booleans(),
 )
 @settings(max_examples=15)
-def test_is_torchs(tokens, width, n, chunk_size, dtype, smoothing, ignore_index, reduction, biased):
+def test_matches_torch(tokens, width, n, chunk_size, dtype, smoothing, ignore_index, reduction, biased):
     options = {"label_smoothing": smoothing, "ignore_index": ignore_index, "reduction": reduction}
     hidden, weight, bias = (normal(*shape, dtype=dtype) for shape in ((tokens, width), (n, width), (n,)))
     labels = classes_of(tokens, n=n, ignored=ignore_index)
@@ -117,7 +117,7 @@ def test_the_gradient_of_a_shared_weight_has_no_batch():
     assert "x50x40xf32>" not in text
 
 
-def test_logits_are_never_whole():
+def test_logits_are_never_materialized():
     tokens, width, n = 4096, 32, 32768  # much more memory than the workspace of a product on a GPU
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((tokens, width), (n, width), (n,))]
     labels = jax.ShapeDtypeStruct((tokens,), jnp.int32)
@@ -139,7 +139,7 @@ def test_logits_are_never_whole():
         assert ours.compile().memory_analysis().temp_size_in_bytes < bound
 
 
-def test_what_chunks_do_not_take_goes_the_plain_way(x64):
+def test_unsupported_arguments_use_jnp(x64):
     hidden, weight, bias, labels = example(3, width=4, n=5)
     assert unsupported_reason(hidden, weight, labels) is None
     assert unsupported_reason(hidden, weight.astype("bfloat16"), labels) == "`weight` is bfloat16, but `hidden` float32"

@@ -53,7 +53,7 @@ FEW = 6
 @needs_kernels
 @each
 @pytest.mark.parametrize("rows", [FEW, pytest.param(MANY, marks=[pytest.mark.gpu, needs_compiler])])
-def test_every_row_is_as_it_is_alone(name, rows):
+def test_each_row_is_independent_of_the_others(name, rows):
     both = with_gradient(FUNCTIONS[name])
 
     def numbers() -> jax.Array:

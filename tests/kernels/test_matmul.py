@@ -57,7 +57,7 @@ def plain(a, b, bias=None, *, activation=None, transpose_b=False):
     biased=st.booleans(),
 )
 @settings(max_examples=15)
-def test_is_torchs(m, n, k, dtype, activation, transpose_b, biased):
+def test_matches_torch(m, n, k, dtype, activation, transpose_b, biased):
     shapes = [(m, k), (n, k) if transpose_b else (k, n), *([(n,)] if biased else [])]
     arrays = [normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
     # In double precision: torch rounds the product, the sum and the activation.
@@ -136,7 +136,7 @@ def test_the_gradient_of_a_shared_matrix_has_no_batch():
     assert "x40x50xf32>" not in text
 
 
-def test_the_rule_takes_large_blocks_where_there_are_enough():
+def test_default_uses_large_blocks_for_large_matrices():
     half = CONFIGURATIONS["half"]
     hopper, small = Chip("", 90), Chip("", 89)
     assert default("half", 8192, 8192, hopper) == half[0]
@@ -148,7 +148,7 @@ def test_the_rule_takes_large_blocks_where_there_are_enough():
     assert default("half", 1, 16384, small) == half[6]
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
+def test_unsupported_arguments_use_jnp(x64):
     a, b, bias = normal(2, 3), normal(3, 4), normal(4)
     assert unsupported_reason(a, b, bias) is None
     assert unsupported_reason(a, b.astype("bfloat16")) == "`b` is bfloat16, but `a` float32"

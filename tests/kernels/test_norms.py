@@ -77,7 +77,7 @@ def _pulled(f):
 
 @settings(max_examples=15)
 @given(rows=st.integers(1, 9), n=st.integers(5, 150), dtype=DTYPES, affine=st.sampled_from(["", "w", "b", "wb"]))
-def test_layer_norm_is_torchs(rows, n, dtype, affine):
+def test_layer_norm_matches_torch(rows, n, dtype, affine):
     x, ct = 3 * normal(rows, n, dtype=dtype, seed=n) + 1, normal(rows, n, dtype=dtype, seed=1)
     given = {name: normal(n, dtype=dtype, seed=i) for i, name in enumerate(["weight", "bias"]) if name[0] in affine}
     tensor = jtbridge.to_torch(x).float().requires_grad_()
@@ -95,7 +95,7 @@ def test_layer_norm_is_torchs(rows, n, dtype, affine):
 @given(
     rows=st.integers(1, 9), n=st.integers(5, 150), dtype=DTYPES, affine=st.booleans(), offset=st.sampled_from([0, 1])
 )
-def test_rms_norm_is_torchs(rows, n, dtype, affine, offset):
+def test_rms_norm_matches_torch(rows, n, dtype, affine, offset):
     x, ct = 3 * normal(rows, n, dtype=dtype, seed=n), normal(rows, n, dtype=dtype, seed=1)
     given = {"weight": normal(n, dtype=dtype, seed=3)} if affine else {}
     tensor = jtbridge.to_torch(x).float().requires_grad_()
@@ -146,7 +146,7 @@ def test_the_residual_is_added_and_returned(name, dtype):
 
 @both
 @pytest.mark.parametrize("residual", [False, True])
-def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
+def test_long_rows_are_split_into_blocks(name, residual, monkeypatch):
     f, theirs, _ = BOTH[name]
     for limit, value in {"_LONGEST": 64, "_LONGEST_BACKWARD": 64, "_PIECE": 32, "_COLUMNS": 32, "_ROOM": 512}.items():
         monkeypatch.setattr(configurations, limit, value)
@@ -166,7 +166,7 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
 
 
 @both
-def test_programs_take_several_rows(name, monkeypatch):
+def test_programs_process_several_rows(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_ROOM", 3 * 64)
     monkeypatch.setattr(configurations, "_TILE_BACKWARD", 32)
@@ -203,7 +203,7 @@ def _as_configured(configuration, constants, warps):
 @both
 @pytest.mark.parametrize(("rows", "n"), [(23, 100), (70, 1000), (9, 20_000)])
 @pytest.mark.parametrize("batched", [False, True])
-def test_every_configuration_computes_the_same(name, rows, n, batched, monkeypatch):
+def test_every_configuration_gives_the_same_result(name, rows, n, batched, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_ROOM", 2 * configurations._TILE_BACKWARD)  # programs of several tiles
     cts, args = tuple(normal(2, rows, n, seed=i) for i in (0, 1)), [normal(2, rows, n, seed=i) for i in (2, 3)]
@@ -271,7 +271,7 @@ def test_derivatives(name):
     assert_close(through[0](*small), through[1](*small), factor=8)
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way():
+def test_unsupported_arguments_use_jnp():
     x = jnp.zeros((2, 3))
     assert unsupported_reason(x, x[0], x[0], x) is None
     assert unsupported_reason(x[:0]) == "`x` has no elements"
@@ -281,14 +281,14 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
     assert layer_norm(x[0]).shape == (3,)
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     x, weight = jnp.linspace(-3, 3, 8).reshape(2, 4), jnp.arange(4.0)
     assert unsupported_reason(x) == "`x` is float64, the kernel takes float32, bfloat16, float16"
     assert jnp.allclose(layer_norm(x, weight), layer(x, weight), rtol=1e-14)
     assert rms_norm(x).dtype == "float64"
 
 
-def test_what_is_refused():
+def test_invalid_arguments_are_refused():
     x = jnp.zeros((2, 3))
     with pytest.raises(TypeError, match=r"^`x` is int32, not of a real floating-point dtype$"):
         layer_norm(jnp.zeros(3, int))
@@ -369,7 +369,7 @@ def test_configurations():
     assert configurations.candidates_backward(300, 8192, 4)[1] == NormConfiguration(1, 8192, 32, 3)
 
 
-def test_partial_sums_are_as_many_whatever_is_tried():
+def test_number_of_partial_sums_is_independent_of_tuning():
     assert configurations.programs(1, 300, 4096, summed=True) == 264
     assert configurations.programs(1, 300, 4096, summed=False) == 300
     assert configurations.programs(4, 300, 4096, summed=True) == 66

@@ -73,7 +73,7 @@ rules = pytest.mark.parametrize(("rotate", "formula"), RULES, ids=["halves", "in
     of_batch=st.booleans(),
     interleaved=st.booleans(),
 )
-def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
+def test_matches_torch(heads, tokens, half, dtype, of_batch, interleaved):
     xs = [normal(2, h, tokens, 2 * half, dtype=dtype, seed=i) for i, h in enumerate(heads)]
     # The two halves of the angles differ, which is allowed, and are not cosines.
     angles = [normal(*[2] * of_batch, tokens, 2 * half, dtype=dtype, seed=2 + i) for i in range(2)]
@@ -92,7 +92,7 @@ def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_many_tokens_take_many_programs(interleaved, monkeypatch):
+def test_many_tokens_use_several_programs(interleaved, monkeypatch):
     monkeypatch.setattr(configurations, "_BLOCK", 16)
     monkeypatch.setattr(configurations, "_HEADS", 2)
     op.differentiable_kernel.cache_clear()
@@ -158,7 +158,7 @@ def test_derivatives(rotate, formula):
     assert_close(*(g(args[0][None], *args[1:]) for g in batched), factor=SUMS)
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way():
+def test_unsupported_arguments_use_jnp():
     x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
     assert unsupported_reason(cos, cos, x) is None
     assert unsupported_reason(cos, cos, x[:0]) == "`x` has no elements"
@@ -169,13 +169,13 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
     assert [y.shape for y in rope_qk(x, x[:, :0], cos, cos)] == [(1, 2, 3, 4), (1, 0, 3, 4)]
 
 
-def test_double_precision_stays_double(x64):
+def test_double_precision_is_preserved(x64):
     x, cos = jnp.linspace(0, 1, 24).reshape(2, 3, 4), jnp.linspace(1, 2, 12).reshape(3, 4)
     for rotate, wanted in RULES:
         assert jnp.allclose(rotate(x, cos, cos), wanted(x, cos, cos), rtol=1e-15)
 
 
-def test_what_is_refused():
+def test_invalid_arguments_are_refused():
     x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
     with pytest.raises(
         ValueError, match=r"^`x` has shape \(1, 2, 3, 3\), expected \[..., heads, tokens, d\] with an even d$"
@@ -195,7 +195,7 @@ def test_what_is_refused():
 @needs_kernels
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("index", range(7))
-def test_every_configuration_computes_the_same(interleaved, index, monkeypatch):
+def test_every_configuration_gives_the_same_result(interleaved, index, monkeypatch):
     table = configurations.candidates(5, 20, 64, interleaved)
     assert len(table) == 7
     monkeypatch.setattr(op, "candidates", lambda *_: [table[index]])

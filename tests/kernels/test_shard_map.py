@@ -103,7 +103,7 @@ def test_vmap_of_grad(name, mesh):
 
 
 @each
-def test_a_result_that_varies_is_not_taken_for_one_of_all(name, mesh):
+def test_varying_result_is_not_treated_as_replicated(name, mesh):
     loss, x, w, _ = CASES[name]
     with pytest.raises(ValueError, match="out_specs"):
         jax.shard_map(loss, mesh=mesh, in_specs=(P("i"), P()), out_specs=P())(x, w)
@@ -117,7 +117,7 @@ def test_shards_are_computed_by_the_kernels(name, mesh):
     assert len(kernels_in(jax.grad(sharded(loss, mesh), (0, 1)), x, w)) == count
 
 
-def test_labels_may_lie_in_shards(mesh):
+def test_sharded_labels(mesh):
     loss = functools.partial(kernels.cross_entropy, reduction="none")
     run = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P(None)), out_specs=P())
     split = jax.shard_map(loss, mesh=mesh, in_specs=(P("i"), P("i")), out_specs=P("i"))

@@ -40,7 +40,7 @@ both = pytest.mark.parametrize("name", BOTH)
 
 @both
 @given(rows=st.integers(1, 5), n=st.integers(1, 300), dtype=st.sampled_from(["float32", "bfloat16", "float16"]))
-def test_is_torchs(name, rows, n, dtype):
+def test_matches_torch(name, rows, n, dtype):
     f, _, theirs = BOTH[name]
     x = 3 * normal(rows, n, dtype=dtype, seed=n)
     tensor = jtbridge.to_torch(x).clone().requires_grad_()
@@ -70,7 +70,7 @@ def test_tiles_of_short_rows(name, rows, n):
 @needs_kernels
 @both
 @pytest.mark.parametrize(("rows", "n"), [(3, 5), (23, 100), (70, 1000), (5, 20_000)])
-def test_every_configuration_computes_the_same(name, rows, n, monkeypatch):
+def test_every_configuration_gives_the_same_result(name, rows, n, monkeypatch):
     f, theirs, _ = BOTH[name]
     x, ct = normal(rows, n), normal(rows, n, seed=1)
     want, pulled = jax.vjp(theirs, x)
@@ -85,7 +85,7 @@ def test_every_configuration_computes_the_same(name, rows, n, monkeypatch):
 
 
 @both
-def test_long_rows_are_taken_by_blocks(name, monkeypatch):
+def test_long_rows_are_split_into_blocks(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_LONGEST", 64)
     monkeypatch.setattr(configurations, "_PIECE", 32)
@@ -118,7 +118,7 @@ def test_axes_and_transforms(name, axis):
     assert_close(jax.jvp(loss(f), (x,), (x,))[1], jax.jvp(loss(theirs), (x,), (x,))[1], factor=8)
 
 
-def test_what_the_kernel_does_not_take_goes_jnps_way():
+def test_unsupported_arguments_use_jnp():
     assert unsupported_reason(jnp.zeros((2, 3))) is None
     assert unsupported_reason(jnp.zeros((2, 0))) == "`x` has no elements"
     assert unsupported_reason(jnp.zeros(3, jnp.int32)) == "`x` is int32, the kernel takes float32, bfloat16, float16"

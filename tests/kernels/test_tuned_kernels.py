@@ -269,7 +269,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("kernel", PROBLEMS)
-def test_a_problem_is_what_changes_the_code_and_the_sizes(kernel, tmp_path, monkeypatch):
+def test_one_choice_per_generated_code_and_size(kernel, tmp_path, monkeypatch):
     monkeypatch.setattr(_timing, "milliseconds", lambda *_, **__: 1.0)
     problems, same = PROBLEMS[kernel]
 

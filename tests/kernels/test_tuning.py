@@ -63,13 +63,13 @@ def default_blocks(m: int = 512) -> tuple[int, int]:
     return chosen.block_m, chosen.block_n
 
 
-def test_nothing_is_timed_unless_it_is_asked_for(clock, tmp_path):
+def test_no_timing_by_default(clock, tmp_path):
     assert blocks() == default_blocks()
     assert clock.timed == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_fastest_is_kept_and_read_by_later_processes(clock, tmp_path, monkeypatch):
+def test_fastest_is_stored_and_read_by_later_processes(clock, tmp_path, monkeypatch):
     clock.times = {(16, 64): 0.25}
     with jtbridge.config(tune=True):
         assert blocks() == (16, 64)
@@ -90,7 +90,7 @@ def test_the_fastest_is_kept_and_read_by_later_processes(clock, tmp_path, monkey
     assert len(clock.timed) == len(HALF)
 
 
-def test_a_choice_stays_whatever_becomes_of_the_file(clock, tmp_path, monkeypatch):
+def test_choice_is_unaffected_by_later_changes_of_the_file(clock, tmp_path, monkeypatch):
     clock.times = {(16, 64): 0.25}
     with jtbridge.config(tune=True):
         blocks()
@@ -106,7 +106,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, tmp_path, monkeypatc
         assert blocks() == (16, 64)
 
 
-def test_another_chip_source_or_triton_is_another_key(clock, monkeypatch):
+def test_key_depends_on_chip_source_and_triton(clock, monkeypatch):
     import triton
 
     from jtbridge.kernels._matmul.triton_kernel import matmul_forward
@@ -142,7 +142,7 @@ def test_no_candidate_runs(clock, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', b"\xff\xfe", pickle.dumps({"key": {}})])
-def test_a_file_that_cannot_be_understood_is_ignored(clock, tmp_path, monkeypatch, damage):
+def test_invalid_file_is_ignored(clock, tmp_path, monkeypatch, damage):
     clock.times = {(16, 64): 0.25}
     with jtbridge.config(tune=True):
         blocks()
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, tmp_path, monkeypatc
     assert blocks() == (16, 64)
 
 
-def test_a_configuration_that_is_no_candidate_is_ignored(clock, tmp_path, monkeypatch):
+def test_stored_configuration_that_is_not_a_candidate_is_ignored(clock, tmp_path, monkeypatch):
     with jtbridge.config(tune=True):
         blocks()
     (file,) = tmp_path.iterdir()
@@ -168,7 +168,7 @@ def test_a_configuration_that_is_no_candidate_is_ignored(clock, tmp_path, monkey
     assert blocks() == default_blocks()
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
+def test_unwritable_folder_gives_a_warning(clock, tmp_path):
     clock.times = {(16, 64): 0.25}
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "folder"
@@ -198,7 +198,7 @@ def test_a_program_of_several_processes_only_reads(clock, monkeypatch):
 
 
 @needs_compiler
-def test_without_a_gpu_nothing_is_tuned(monkeypatch):
+def test_no_tuning_without_a_gpu(monkeypatch):
     with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="this torch has no GPU"):
         blocks()
     monkeypatch.setattr(_chip, "present", lambda: None)
@@ -241,7 +241,7 @@ for i in range(300):
 """
 
 
-def test_processes_that_write_at_once_leave_a_whole_file(tmp_path):
+def test_concurrent_writers_leave_a_valid_file(tmp_path):
     path = tmp_path / "k.json"
     root = Path(jtbridge.__file__).parent.parent
     writers = [
@@ -256,7 +256,7 @@ def test_processes_that_write_at_once_leave_a_whole_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["k.json"]
 
 
-def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):
+def test_default_folder_is_the_user_cache(monkeypatch):
     token = tuning._FOLDER.set(None)
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
@@ -269,7 +269,7 @@ def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):
 
 
 @needs_interpreter
-def test_what_is_timed_is_the_launch(monkeypatch):
+def test_timing_runs_the_launch_of_the_program(monkeypatch):
     import torch
     import triton.testing
 
@@ -311,7 +311,7 @@ class Broken:
         raise RuntimeError("of somebody else")
 
 
-def test_timed_on_an_idle_gpu_with_the_options_of_programs(monkeypatch):
+def test_timing_waits_for_the_gpu_and_uses_program_options(monkeypatch):
     import torch
     import triton.testing
 

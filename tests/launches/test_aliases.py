@@ -33,7 +33,7 @@ def kernel(name: str):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(("name", "written"), [("accumulated", 1), ("several", 2)])
-def test_an_input_that_is_written_has_the_index_of_its_result(name, written, monkeypatch):
+def test_written_input_is_aliased_to_its_result(name, written, monkeypatch):
     from jax_triton import triton_lib
 
     library = triton_lib.triton_kernel_call_lib
@@ -53,7 +53,7 @@ def test_an_input_that_is_written_has_the_index_of_its_result(name, written, mon
     assert all((result or "0") == operand for result, operand in aliases)
 
 
-def test_their_results():
+def test_aliased_results_match_torch():
     got = jax.jit(kernel("accumulated"))(X, Y)
     np.testing.assert_allclose(got, X + Y, rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(kernel("accumulated"))(X, Y), X + Y, rtol=1e-6)

@@ -19,7 +19,7 @@ X = jnp.arange(1.0, 6.0)
 
 @pytest.mark.parametrize("derivative", [jax.grad, lambda f: jax.jit(jax.grad(jax.checkpoint(f))), jax.jacrev])
 @pytest.mark.parametrize("backend", ["xla", "dlpack", "callback"])
-def test_a_backward_alone_launches(backend, derivative):
+def test_launch_in_the_backward_only(backend, derivative):
     from .kernels import Halved
 
     f = jtbridge.wrap(Halved.apply, backend=backend)
@@ -27,7 +27,7 @@ def test_a_backward_alone_launches(backend, derivative):
 
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"])
-def test_where_nothing_is_looked_at(backend):
+def test_functions_called_without_a_trace(backend):
     from .kernels import add
 
     shape = jax.ShapeDtypeStruct((5,), jnp.float32)

@@ -40,7 +40,7 @@ def lowered(fn: Callable, *shapes: tuple[int, ...]) -> None:
         jax.jit(lambda *xs: jtbridge.wrap(fn)(*xs)).trace(*given).lower(lowering_platforms=("cuda",))
 
 
-def test_programs_with_the_same_launch(compiled):
+def test_programs_with_the_same_launch_compile_once(compiled):
     from .kernels import add
 
     lowered(add, (8, 40), (8, 40))
@@ -59,7 +59,7 @@ def test_configurations_of_an_autotuned_kernel(compiled):
     assert len(compiled) == 2
 
 
-def test_other_parameters_are_another_kernel(compiled):
+def test_different_parameters_compile_separately(compiled):
     from .kernels import scaled
     from .memory_kernels import halves_scaled
 

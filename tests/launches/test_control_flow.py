@@ -65,7 +65,7 @@ def test_one_kernel_call_in_the_program(place, of):
 
 @pytest.mark.cpu
 @each
-def test_the_call_stands_in_the_body(place):
+def test_kernel_call_is_inside_the_control_flow_body(place):
     f = added()
     with pretending(90):
         text = jax.jit(lambda x, y: place(f, x, y)).trace(X, Y).lower(lowering_platforms=("cuda",)).as_text()

@@ -61,7 +61,7 @@ def test_an_empty_grid(backend):
     assert kernels_in(jtbridge.wrap(cast_or_nothing), jnp.zeros(2)) == ["cast_kernel"]
 
 
-def test_nvidias_library(backend):
+def test_nvidia_device_library(backend):
     from .dtype_kernels import library
 
     x = np.float32([0.5, 2, -2.5, 1.5, -0.0, np.nan, -3.4, 2.6])
@@ -92,7 +92,7 @@ def test_an_error_in_a_kernel_names_it_and_its_line():
     assert kernels_in(jtbridge.wrap(remainder), jnp.ones(4)) == ["remainder_kernel"]
 
 
-def test_where_no_kernel_runs():
+def test_failed_kernel_compilation_names_the_kernel():
     from .dtype_kernels import library
 
     traced = jax.jit(jtbridge.wrap(library, backend="xla")).trace(jnp.ones(4))

@@ -181,7 +181,7 @@ def assert_close(got, want, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-def assert_is_the_formula(theirs, formula, args, tolerance=OF_VALUES, of_gradients=OF_GRADIENTS):
+def assert_matches_formula(theirs, formula, args, tolerance=OF_VALUES, of_gradients=OF_GRADIENTS):
     f = jtbridge.wrap(theirs, backend="xla")
     values, gradients = by_torch(formula, args)
     assert_close(jax.jit(f)(*args), values, tolerance)
@@ -208,14 +208,14 @@ def exact_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_the_formulas(name):
+def test_values_and_gradients_match_the_formulas(name):
     theirs, formula, arguments = CASES[name]
     with unless_refused():
-        assert_is_the_formula(theirs, formula, arguments())
+        assert_matches_formula(theirs, formula, arguments())
 
 
 def test_in_bfloat16():
-    assert_is_the_formula(
+    assert_matches_formula(
         lambda q, k, v, b: fla("ops.delta_rule", "chunk_delta_rule")(q, unit(k), v, b)[0],
         lambda q, k, v, b: delta_rule(q, unit(k), v, b),
         [x.astype(jnp.bfloat16) for x in (*queries_keys_values(), strengths())],
@@ -235,7 +235,7 @@ def test_states_before_and_after():
 
     state = normal(1, HEADS, WIDTH, WIDTH, seed=5)
     with unless_refused():
-        assert_is_the_formula(theirs, formula, (*queries_keys_values(), gates(), strengths(), state))
+        assert_matches_formula(theirs, formula, (*queries_keys_values(), gates(), strengths(), state))
 
 
 @pytest.mark.usefixtures("exact_products")

@@ -19,7 +19,7 @@ X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 
 
 @pytest.mark.parametrize("way", ["by_a_model", "on_amd", "reset", "held", "run", "by_name", "with_registers"])
-def test_ways_to_launch(way, backend):
+def test_launch_forms(way, backend):
     if ON_GPU and way == "on_amd" and backend == "dlpack":
         pytest.skip("Triton itself refuses the options of AMD's GPUs on another GPU")
     from .way_kernels import WAYS
@@ -28,7 +28,7 @@ def test_ways_to_launch(way, backend):
     assert kernels_in(jtbridge.wrap(WAYS[way]), X) == ["add_kernel"]
 
 
-def test_only_what_a_model_of_the_time_leaves():
+def test_autotuning_uses_the_performance_model():
     from jtbridge.triton.launches._launch import Launch
 
     from .way_kernels import blocks, by_a_model
@@ -39,7 +39,7 @@ def test_only_what_a_model_of_the_time_leaves():
     assert (only.constants, only.num_warps) == ({"BLOCK": 32}, 2)
 
 
-def test_programs_that_wait_for_each_other_are_refused(backend):
+def test_cooperative_grids_are_refused(backend):
     from .way_kernels import waits_for_all
 
     with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` is launched with `launch_cooperative_grid`"):
@@ -47,7 +47,7 @@ def test_programs_that_wait_for_each_other_are_refused(backend):
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_numbers_are_of_the_types_that_triton_gives_them(backend, flag):
+def test_numbers_have_the_types_of_triton(backend, flag):
     from .way_kernels import numbers
 
     want = X * flag + 1 + (4 if flag else 0) + 3
@@ -85,7 +85,7 @@ def test_tensor_descriptors_of_the_device(backend):
         np.testing.assert_array_equal(got, 2 * x.astype(dtype))
 
 
-def test_tensor_descriptors_are_refused_where_jax_triton_gives_them_no_memory():
+def test_tensor_descriptors_are_refused_without_jax_triton_scratch_memory():
     from .way_kernels import described
 
     x = jnp.asarray(X.reshape(4, 16))
@@ -99,7 +99,7 @@ def test_tensor_descriptors_are_refused_where_jax_triton_gives_them_no_memory():
         assert kernels_in(jtbridge.wrap(described), x) == ["described_kernel"]
 
 
-def test_on_a_gpu_triton_launches_what_is_called(monkeypatch):
+def test_kernels_in_called_functions_are_launched_by_triton(monkeypatch):
     from triton.runtime.jit import JITFunction
 
     from jtbridge.triton import intercepted_launches

@@ -48,7 +48,7 @@ def test_small_eager_calls_on_the_only_device(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(x, X)
 
 
-def test_a_batch_by_the_operators_own_rule(backend):
+def test_batch_uses_the_vmap_rule_of_the_operator(backend):
     from .kernels import batches_of_sum, operator_sum
 
     f = jtbridge.wrap(operator_sum, backend=backend)
@@ -63,7 +63,7 @@ def test_a_batch_by_the_operators_own_rule(backend):
     np.testing.assert_allclose(grads, [2 * (X + Y)] * 2, rtol=1e-5)
 
 
-def test_own_rules_and_loops_on_a_gpu():
+def test_vmap_rules_and_loops_on_a_gpu():
     from .kernels import operator_add, operator_sum
 
     for operator, loops in ((operator_sum, False), (operator_add, True)):
@@ -74,7 +74,7 @@ def test_own_rules_and_loops_on_a_gpu():
         assert ("stablehlo.while" in text) == loops
 
 
-def test_parameters_that_are_called_as_options_are(backend):
+def test_parameters_with_the_names_of_launch_options(backend):
     if ON_GPU and backend == "dlpack":
         pytest.skip("Triton's own autotuner cannot launch such a kernel")
     from .kernels import launched_short, options_are_parameters
@@ -91,14 +91,14 @@ def test_parameters_that_are_called_as_options_are(backend):
         jtbridge.wrap(launched_short, backend=backend)(x)
 
 
-def test_parameters_that_are_called_as_options_are_lowered():
+def test_parameters_with_the_names_of_launch_options_are_lowered():
     from .kernels import options_are_parameters
 
     f = jtbridge.wrap(options_are_parameters)
     assert sorted(kernels_in(f, jnp.ones(8))) == ["stages_kernel", "warps_kernel"]
 
 
-def test_loops_count_in_tensors(backend):
+def test_loop_counters_are_tensors(backend):
     from .kernels import rows_scaled
 
     want = X * np.float32([[1], [2], [3], [4], [-4], [0]])
@@ -189,7 +189,7 @@ def test_the_argument_itself_is_never_written(backend):
 
 # On a GPU its launches are not operators, so torch.vmap of them fails.
 @pytest.mark.filterwarnings("ignore:torch.vmap cannot batch" if ON_GPU else "error")
-def test_a_backward_of_its_own(backend):
+def test_registered_backward(backend):
     from .kernels import scaled
 
     f = jtbridge.wrap(scaled, backend=backend)
@@ -235,7 +235,7 @@ def test_one_program_for_both_platforms():
     assert kernels_in(jtbridge.wrap(mean_of_positive), X[0]) == ["mean_kernel"]
 
 
-def test_what_cannot_be_part_of_a_program_is_named():
+def test_unsupported_launches_give_the_reason():
     from .kernels import add_kernel, triton
 
     tuned = triton.autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=print)], key=[])(add_kernel)
@@ -260,7 +260,7 @@ def test_what_cannot_be_part_of_a_program_is_named():
         jtbridge.wrap(text)(X)
 
 
-def test_triton_is_left_as_it_was():
+def test_triton_state_is_restored():
     import triton.language as tl
     from triton.runtime.jit import JITFunction, KernelInterface
 
@@ -275,7 +275,7 @@ def test_triton_is_left_as_it_was():
         half_of(3)
 
 
-def test_numbers_that_are_not_for_a_kernel_alone_are_read_by_torch():
+def test_numbers_used_outside_a_kernel_are_read_by_torch():
     from .kernels import counts_without_a_kernel, returns_a_number
 
     x = np.abs(X[0])

@@ -95,7 +95,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_torchs(name):
+def test_values_and_gradients_match_torch(name):
     theirs, torchs, arguments, wrt, _ = CASES[name]
     args = arguments()
     f, g = jtbridge.wrap(theirs, backend="xla"), jtbridge.wrap(torchs, backend="dlpack")

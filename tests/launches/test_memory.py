@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize("backend", ["xla", "dlpack", "callback"])
 @pytest.mark.parametrize("name", CASES)
-def test_views_of_one_memory(name, backend):
+def test_views_of_the_same_storage(name, backend):
     from . import memory_kernels
 
     f, want = jtbridge.wrap(getattr(memory_kernels, name), backend=backend), CASES[name]
@@ -85,7 +85,7 @@ def test_batches_of_views(name):
 
 
 @pytest.mark.parametrize(("name", "operands"), [("halves_scaled", 1), ("powers", 1), ("from_the_first_row", 1)])
-def test_one_memory_is_one_operand(name, operands):
+def test_one_storage_is_one_operand(name, operands):
     from . import memory_kernels
 
     f = jtbridge.wrap(getattr(memory_kernels, name))
@@ -97,7 +97,7 @@ def test_one_memory_is_one_operand(name, operands):
     assert ("output_operand_alias" in call) == (name != "from_the_first_row")
 
 
-def test_memory_of_which_too_little_is_known_is_refused():
+def test_unknown_storage_layout_is_refused():
     from . import memory_kernels as k
 
     for function in (k.written_as_two_types, k.written_detached):
@@ -115,7 +115,7 @@ def test_symbolic_sizes_are_refused():
         jtbridge.export(jtbridge.wrap(put_twice, backend="xla"), rows)
 
 
-def test_tensors_that_are_closed_over_may_be_parts():
+def test_closed_over_tensors_may_be_views():
     from .memory_kernels import copy_rows_kernel
 
     weights = torch.arange(24.0, device="cuda" if ON_GPU else "cpu").reshape(4, 6)

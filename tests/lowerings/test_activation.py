@@ -52,7 +52,7 @@ def test_infinities(name):
     check(FUNCTIONS[name], torch.tensor([INF, -INF]))
 
 
-def test_nan_stays():
+def test_nan_propagates():
     check(lambda x: [function(x) for function in FUNCTIONS.values()], torch.full((3,), NAN))
 
 
@@ -91,7 +91,7 @@ def test_learned_slopes():
     check(F.prelu, torch.tensor(-2.0), torch.tensor([0.25]), grad=True)
 
 
-def test_in_place_activations_differentiate_by_their_results():
+def test_in_place_activations_use_results_in_their_derivatives():
     def function(x):
         return [
             f(x * 1)
@@ -102,6 +102,6 @@ def test_in_place_activations_differentiate_by_their_results():
 
 
 @pytest.mark.parametrize("name", ["hardtanh", "relu6", "hardshrink", "softshrink", "elu", "celu", "selu", "hardswish"])
-def test_gradient_at_nan_is_that_of_vectorized_torch(name):
+def test_gradient_at_nan_matches_vectorized_torch(name):
     # Torch gives a different gradient for the few elements after the last whole vector.
     check(getattr(F, name), torch.full((64,), NAN), grad=True)

@@ -40,18 +40,18 @@ def test_bools_add_to_or_and_multiply_to_and():
     check(lambda x, y: (x + y, x * y, torch.add(x, y, alpha=False)), TRUTHS[:, None], TRUTHS[None])
 
 
-def test_a_number_that_a_dtype_does_not_hold_wraps():
+def test_number_out_of_range_of_the_dtype_wraps():
     check(lambda x: (x + (-1), x * 300, x - 256), BYTES)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_takes_numbers_unrounded_in_products_and_rounded_in_sums(dtype):
+def test_half_precision_rounds_numbers_in_sums_but_not_in_products(dtype):
     x = torch.randn(512).to(dtype)
     check(lambda x, y: (x + 0.3, 0.3 - x, torch.add(x, y, alpha=0.3)), x, x.flip(0), rtol=0, atol=0)
     check(lambda x: (x * 0.3, x * torch.tensor(0.3), torch.fmod(x, 0.3)), x, rtol=0, atol=0)
 
 
-def test_a_half_precision_quotient_is_rounded_before_its_fraction_is_dropped():
+def test_half_precision_floor_division_rounds_before_truncation():
     x, y = torch.randn(2048).bfloat16() * 50, torch.randn(2048).bfloat16()
     check(lambda x, y: torch.div(x, y, rounding_mode="trunc"), x, y, rtol=0, atol=0)
     check(lambda x: torch.div(x, 0.3, rounding_mode="trunc"), x, rtol=0, atol=0)
@@ -104,7 +104,7 @@ def test_signs_of_integers_and_bools():
     check(lambda x, y, z: (torch.sign(x), torch.sign(y), torch.sign(z)), INTEGERS, BYTES, TRUTHS)
 
 
-def test_the_least_integer_has_no_absolute_value():
+def test_absolute_value_of_the_least_integer_wraps():
     check(lambda x, y: (x.abs(), -x, -y), INTEGERS, BYTES)
 
 
@@ -160,7 +160,7 @@ def test_gradients_at_zeros():
     ],
     ids=["floor_divide", "remainder", "fmod", "trunc", "floor", "7 //", "7 %"],
 )
-def test_a_division_of_integers_by_zero_is_no_number(function, dtype: torch.dtype):
+def test_integer_division_by_zero_gives_nan(function, dtype: torch.dtype):
     a, b = torch.tensor([7, 100, 5], dtype=dtype), torch.tensor([0, 2, 0], dtype=dtype)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         function(a, b)

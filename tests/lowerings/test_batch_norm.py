@@ -19,14 +19,14 @@ def _seed():
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 2, 4)])
 @pytest.mark.parametrize("parameters", [0, 2])
-def test_by_the_moments_of_the_batch(shape, parameters):
+def test_normalization_by_batch_statistics(shape, parameters):
     weights = [torch.randn(3).double() for _ in range(parameters)]
     x = torch.randn(shape).double()
     check(lambda x, *w: F.batch_norm(x, None, None, *w, training=True), x, *weights, grad=True, **TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2, 4), (0, 3)])
-def test_by_running_moments(shape):
+def test_normalization_by_running_statistics(shape):
     mean, variance = MEAN.double(), VARIANCE.double()
     x, w, b = torch.randn(shape).double(), torch.randn(3).double(), torch.randn(3).double()
     check(F.batch_norm, x, mean, variance, w, b, **TOLERANCE)

@@ -26,7 +26,7 @@ def test_negative_log_likelihood(reduction):
 
 
 @REDUCTIONS
-def test_over_planes(reduction):
+def test_spatial_dimensions(reduction):
     x = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(0))
     y = torch.arange(16).reshape(2, 4, 2) % 4 - 1
     w = W[:3] + 0.1
@@ -38,11 +38,11 @@ def test_all_ignored():
     check(lambda x, y: (F.nll_loss(x, y), F.nll_loss(x, y, reduction="sum")), X, ignored, grad=True)
 
 
-def test_of_nothing():
+def test_empty_input():
     check(lambda x, y: (F.nll_loss(x, y), F.nll_loss(x, y, reduction="none")), X[:0], Y[:0], grad=True)
 
 
-def test_total_weight_is_what_torch_has():
+def test_total_weight_matches_torch():
     for reduction in (0, 1, 2):
         check(lambda x, y, w, r=reduction: torch.ops.aten.nll_loss_forward(x, y, w, r, -100), X, Y, W)
 
@@ -89,7 +89,7 @@ def test_chunked_linear_cross_entropy(reduction):
 @REDUCTIONS
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")  # torch has no second derivative of it
 @pytest.mark.parametrize("program", ["value", "grad", "jvp", "vmap"])
-def test_margins_of_one_sample_are_those_of_eager_calls(reduction, program):
+def test_margins_of_one_sample_match_eager_calls(reduction, program):
     losses = (
         lambda x: F.multilabel_margin_loss(x, torch.tensor([3, 0, -1, 1, 2]), reduction=reduction),
         lambda x: F.multi_margin_loss(x, torch.tensor(2), weight=W + 0.1, reduction=reduction),

@@ -36,14 +36,14 @@ def test_eq_and_ne_of_complex_numbers():
 @pytest.mark.parametrize(
     "x", [FLOATS, FLOATS.bfloat16(), INTEGERS, BYTES, INTEGERS > 1, COMPLEX], ids=lambda x: str(x.dtype)
 )
-def test_tests_of_one_value(x):
+def test_unary_predicates(x):
     check(lambda x: (torch.isnan(x), torch.isinf(x), torch.isfinite(x)), x)
     if not x.is_complex():
         check(lambda x: (torch.isposinf(x), torch.isneginf(x), torch.signbit(x)), x)
 
 
 @pytest.mark.parametrize("x", [FLOATS, INTEGERS, COMPLEX], ids=lambda x: str(x.dtype))
-def test_logic_takes_whatever_is_not_zero_as_true(x):
+def test_logical_operators_treat_nonzero_as_true(x):
     functions = (torch.logical_and, torch.logical_or, torch.logical_xor)
     check(lambda x, y: (*(f(x, y) for f in functions), torch.logical_not(x)), x[:, None], torch.tensor([0, 2]))
 
@@ -51,7 +51,7 @@ def test_logic_takes_whatever_is_not_zero_as_true(x):
 @pytest.mark.parametrize(
     "pair", [(INTEGERS, BYTES), (BYTES, BYTES), (BYTES > 1, BYTES > 2)], ids=["mixed", "uint8", "bool"]
 )
-def test_logic_of_bits(pair):
+def test_bitwise_operators(pair):
     check(lambda x, y: (x & y, x | y, x ^ y, ~x, x & 1), pair[0][:, None], pair[1][None])
 
 

@@ -38,7 +38,7 @@ def test_absolute_values_do_not_overflow():
     check(torch.sgn, torch.tensor([complex(INF, 0), complex(NAN, 1), complex(1, -INF)]))
 
 
-def test_numbers_from_parts():
+def test_complex_numbers_from_parts():
     check(torch.complex, torch.tensor([1.0, -0.0]), torch.tensor([[2.0], [NAN]]))
     check(torch.polar, torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, -3.0, 1.0]), grad=True)
 

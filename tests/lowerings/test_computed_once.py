@@ -34,7 +34,7 @@ def test_a_sum_of_many_terms_is_computed_once(name, transform):
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_its_transposes_and_second_derivatives_are_right(name):
+def test_transposes_and_second_derivatives_of_a_sum_of_many_terms(name):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 4, 6, 6)).astype(np.float32))
     f = jtbridge.wrap(SUMS[name][0], islands="never")
     y = jax.jit(f)(x)

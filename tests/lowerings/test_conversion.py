@@ -30,7 +30,7 @@ def test_integers_to_floats():
     check(lambda x: [x.to(target) for target in targets], INTEGERS, rtol=0, atol=0)
 
 
-def test_doubles_round_to_half_precision_by_way_of_single():
+def test_float64_rounds_to_half_precision_through_float32():
     x = torch.tensor([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-11 + 2.0**-40], dtype=torch.float64)
     check(lambda x: (x.bfloat16(), x.half()), x, rtol=0, atol=0)
 

@@ -140,7 +140,7 @@ def test_time_batch_channel():
 
 
 @pytest.mark.parametrize("name", ["2d depthwise", "2d pointwise"])
-def test_a_cpu_gets_sums_of_products_and_other_platforms_a_convolution(name):
+def test_convolution_is_lowered_to_sums_of_products_on_cpu(name):
     function, x, w, options = CONVOLUTIONS[name]
     traced = jax.jit(jtbridge.wrap(lambda x, w: function(x, w, **options), backend="xla")).trace(
         jax.ShapeDtypeStruct(x, "float32"), jax.ShapeDtypeStruct(w, "float32")

@@ -48,7 +48,7 @@ def test_another_blank():
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_labellings_that_do_not_fit(zero):
+def test_targets_longer_than_the_input(zero):
     run = lambda x, y: _run(x, y, (3, 1, 6), (3, 1, 2), reduction="none", zero_infinity=zero)  # noqa: E731
     check(run, SCORES, TARGETS, grad=True, **TIGHT)
 

@@ -24,7 +24,7 @@ def test_cdist(p):
 
 
 @pytest.mark.parametrize("p", P[:-1])
-def test_cdist_keeps_nan(p):
+def test_cdist_propagates_nan(p):
     x = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0], [1.0, 2.0]])
     check(lambda x: torch.cdist(x, x, p=p), x, **TOLERANCE)
 
@@ -42,5 +42,5 @@ def test_cdist_of_many_rows(mode):
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 2), (3, 0, 2), (3, 2, 0)])
-def test_empty(m, n, k):
+def test_empty_input(m, n, k):
     check(torch.cdist, torch.randn(m, k), torch.randn(n, k))

@@ -47,7 +47,7 @@ def test_complex_powers():
     check(torch.pow, COMPLEX[:, None], torch.tensor([0j, 1 + 0j, 1j, -1 + 0j, -1j, 2 + 1j]), atol=1e-4, rtol=1e-5)
 
 
-def test_powers_of_pairs():
+def test_powers_of_tensors():
     check(torch.pow, FLOATS[:, None], FLOATS[None])
     check(torch.pow, INTEGERS[:, None], torch.tensor([0.5, -2.0, 0.0]))
 

@@ -34,7 +34,7 @@ def test_cholesky_reads_one_triangle(dtype, upper):
     check(lambda b, x: torch.cholesky_solve(b, x, upper=upper), torch.randn(4, 2, dtype=dtype), half[:1], **TOLERANCE)
 
 
-def test_cholesky_tells_which_minor_is_not_positive():
+def test_cholesky_info_is_the_first_minor_that_is_not_positive():
     rows = [torch.eye(3), torch.diag(torch.tensor([1.0, -1.0, 1.0])), torch.tensor([[1.0, 0, 2], [0, 1, 0], [2, 0, 1]])]
     rows.append(torch.full((3, 3), torch.nan))
     x = torch.stack(rows)
@@ -43,7 +43,7 @@ def test_cholesky_tells_which_minor_is_not_positive():
     assert jax.vmap(info)(jtbridge.to_jax(x)).tolist() == torch.linalg.cholesky_ex(x).info.tolist()
 
 
-def test_without_a_factor_a_program_gives_nan():
+def test_failed_factorization_gives_nan_in_a_program():
     bad = jnp.diag(jnp.array([1.0, -1.0]))
     assert jnp.isnan(jtbridge.wrap(torch.linalg.cholesky, backend="xla")(bad)).any()
 
@@ -55,7 +55,7 @@ def test_lu(shape):
     check(lambda x: torch.linalg.lu(x), x, **TOLERANCE)
 
 
-def test_lu_tells_the_first_zero_pivot():
+def test_lu_info_is_the_first_zero_pivot():
     check(lambda x: torch.linalg.lu_factor_ex(x).info, torch.stack([torch.zeros(3, 3), torch.eye(3), torch.ones(3, 3)]))
 
 

@@ -41,7 +41,7 @@ def test_factory(function):
 
 @pytest.mark.parametrize("diagonal", [-4, -1, 0, 2])
 @pytest.mark.parametrize("function", [torch.tril, torch.triu])
-def test_triangles_leave_no_nan_behind(function, diagonal):
+def test_tril_and_triu_zero_nan(function, diagonal):
     x = torch.randn(2, 3, 4)
     check(lambda x: function(x, diagonal), x, grad=True)
     check(lambda x: function(x, diagonal), torch.full((3, 4), torch.nan))

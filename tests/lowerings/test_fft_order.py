@@ -31,7 +31,9 @@ READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("shape", [(4, 4), (1, 5), (5, 1), (2, 3, 3), (1, 1)])
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_in_one_program(transform: str, reader: str, shape: tuple[int, ...], dim: int, rng: np.random.Generator):
+def test_complete_qr_before_fft_in_one_program(
+    transform: str, reader: str, shape: tuple[int, ...], dim: int, rng: np.random.Generator
+):
     x = rng.normal(size=shape).astype(np.float32)
 
     def fn(x: torch.Tensor) -> torch.Tensor:

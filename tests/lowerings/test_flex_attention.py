@@ -113,7 +113,7 @@ def check_gradients(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_torchs_and_gradients_those_of_the_whole_matrix(name):
+def test_values_match_torch_and_gradients_match_dense_attention(name):
     function, score_mod, mask, scale = CASES[name]
     args = tensors()
     check(function, *args)
@@ -200,7 +200,7 @@ def test_batches_and_forward_mode():
     torch.testing.assert_close(jtbridge.to_torch(ours), jtbridge.to_torch(theirs), rtol=1e-4, atol=1e-5)
 
 
-def test_torchs_own_works_before_and_after_a_trace():
+def test_torch_flex_attention_works_before_and_after_a_trace():
     function = CASES["alibi"][0]
     args = tensors()
     torch.compiler.reset()

@@ -32,7 +32,7 @@ def test_volumes(mode, padding, corners):
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_slope_on_whole_places_and_borders(padding):
+def test_gradients_at_integer_positions_and_borders(padding):
     line = torch.tensor([-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5])
     grid = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)[None]
     run = lambda x, g: F.grid_sample(x, g, padding_mode=padding, align_corners=True)  # noqa: E731
@@ -45,7 +45,7 @@ def test_nearest_rounds_halves_to_even():
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-def test_nan_and_far_places(padding):
+def test_nan_and_distant_positions(padding):
     grid = torch.tensor([[[[float("nan"), 0.1], [1e6, -1e6], [0.1, 0.2], [0.5, float("nan")]] * 2]])
     check(lambda x, g: F.grid_sample(x, g, padding_mode=padding, align_corners=False), _draw(1, 2, 4, 4), grid, **TIGHT)
 
@@ -56,7 +56,7 @@ def test_positions_in_a_volume_that_are_not_finite_are_outside():
     check(lambda x, g: F.grid_sample(x, g, align_corners=False), _draw(1, 2, 2, 3, 4), grid, grad=True, **TIGHT)
 
 
-def test_by_input_or_grid_alone():
+def test_gradient_by_input_or_grid_only():
     x, grid = _draw(1, 2, 4, 4), _draw(1, 3, 3, 2)
     check(lambda x: F.grid_sample(x, grid, align_corners=False), x, grad=True, **TIGHT)
     check(lambda g: F.grid_sample(x, g, align_corners=False), grid, grad=True, **TIGHT)

@@ -81,7 +81,7 @@ def test_rows_after_the_last_group_are_zeros_and_have_no_gradient():
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
 
 
-def test_the_loop_of_a_cpu_computes_what_one_operation_of_xla_computes():
+def test_loop_on_cpu_matches_ragged_dot():
     a, b = jtbridge.to_jax(operands())
     sizes, y = jnp.array([3, 4, 0, 13], jnp.int32), jnp.cos(jnp.arange(160.0)).reshape(20, 8)
     ours, theirs = (f(a, b, sizes) for f in (grouped_matmul.rows_by_blocks, grouped_matmul.rows_by_ragged_dot))
@@ -92,7 +92,7 @@ def test_the_loop_of_a_cpu_computes_what_one_operation_of_xla_computes():
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_other_platforms_get_one_operation_of_xla(platform):
+def test_other_platforms_use_ragged_dot(platform):
     a, b = jtbridge.to_jax(operands())
     ends = jnp.array(ENDS[0], jnp.int32)
     loss = lambda a, b: jtbridge.wrap(grouped, backend="xla")(a, b, ends).sum()  # noqa: E731

@@ -13,7 +13,7 @@ REDUCTIONS = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
 
 @REDUCTIONS
-def test_kinks(reduction):
+def test_losses_at_points_without_a_derivative(reduction):
     def run(x, y):
         return (
             F.mse_loss(x, y, reduction=reduction),
@@ -29,7 +29,7 @@ def test_smooth_l1_without_a_smooth_part():
     check(lambda g, x, y: torch.ops.aten.smooth_l1_loss_backward(g, x, y, 1, 0.0), torch.tensor(2.0), X, ZERO)
 
 
-def test_of_nothing():
+def test_empty_input():
     empty = torch.zeros(0, 3)
     check(lambda x, y: (F.mse_loss(x, y), F.huber_loss(x, y, reduction="sum")), empty, empty, grad=True)
     check(lambda x, y: (F.huber_loss(x, y), F.smooth_l1_loss(x, y)), empty, empty, grad=True)

@@ -71,7 +71,7 @@ FEW_ROWS = {
 
 @pytest.mark.parametrize("name", FEW_ROWS)
 @pytest.mark.parametrize("rows", [2, 64])
-def test_a_product_of_few_rows_has_the_larger_matrix_first(name, rows):
+def test_product_of_few_rows_has_larger_matrix_as_left_operand(name, rows):
     x, weight = torch.randn(rows, 256, dtype=torch.float64), torch.randn(512, 256, dtype=torch.float64)
     check(FEW_ROWS[name], x, weight, grad=True, rtol=1e-12, atol=1e-12)
     function = jtbridge.wrap(FEW_ROWS[name], backend="xla")
@@ -81,7 +81,7 @@ def test_a_product_of_few_rows_has_the_larger_matrix_first(name, rows):
 
 
 @pytest.mark.parametrize("shape", [(1, 256), (65, 256)])
-def test_one_row_and_many_rows_come_first(shape):
+def test_one_or_many_rows_are_the_left_operand(shape):
     function = jtbridge.wrap(functional.linear, backend="xla")
     program = jax.jit(function).lower(jnp.ones(shape), jnp.ones((512, 256))).compile().as_text()
     assert f"f32[512,{shape[0]}]" not in program
@@ -144,7 +144,7 @@ def test_products_with_one_matrix_for_a_whole_batch(function):
     check(function, torch.randn(4, 2, 3), torch.randn(3, 5))
 
 
-def test_a_linear_layer_does_not_copy_its_weight_for_each_element_of_a_batch():
+def test_linear_layer_does_not_copy_its_weight_per_batch_element():
     layer = torch.nn.functional.linear
     function = jax.jit(jtbridge.wrap(lambda x, w: layer(x.transpose(1, 2), w), backend="xla"))
     program = function.lower(jnp.ones((7, 64, 3)), jnp.ones((48, 64))).compile().as_text()

@@ -97,7 +97,7 @@ def sorted_(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("start", [scaled, written, sorted_])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("times", [1, 2])
-def test_every_way_to_write(
+def test_every_kind_of_write(
     times: int, write: Callable[[torch.Tensor], None], start: Callable[[torch.Tensor], torch.Tensor]
 ):
     def fn(x: torch.Tensor) -> torch.Tensor:

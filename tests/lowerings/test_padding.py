@@ -16,7 +16,7 @@ _CASES = [(n, pad) for n, pads in _PADS.items() for pad in pads]
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize(("dimensions", "pad"), _CASES)
-def test_padding_with_what_is_inside(mode, dimensions, pad):
+def test_padding_with_existing_elements(mode, dimensions, pad):
     x = torch.randn((2, 4, 5, 4)[: 1 + dimensions])
     check(lambda x: functional.pad(x, pad, mode), x, grad=True)
     check(lambda x: functional.pad(x[None], pad, mode), x.bfloat16())

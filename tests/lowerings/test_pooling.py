@@ -34,7 +34,7 @@ def test_average_of_integers_is_rounded_towards_zero():
     check(lambda x: F.avg_pool2d(x, 2), torch.tensor([[[-3, 0, 3, 0], [0, 0, 0, 0]]]))
 
 
-def test_average_keeps_infinity_and_nan_in_their_windows():
+def test_infinity_and_nan_affect_only_their_windows_in_averages():
     x = torch.tensor([[1.0, INF, 2.0, 3.0, NAN, 5.0, 6.0]])
     check(lambda x: F.avg_pool1d(x, 2), x)
     check(lambda x: F.adaptive_avg_pool1d(x, 3), x)
@@ -50,13 +50,13 @@ def test_average_keeps_infinity_and_nan_in_their_windows():
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
-def test_maximum_and_its_place(options, dtype):
+def test_maximum_and_its_index(options, dtype):
     x = (X * 3).to(dtype)  # with ties, but of float32
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}  # torch adds gradients in bfloat16
     check(lambda x: F.max_pool2d(x, **options, return_indices=True), x, grad=dtype.is_floating_point, **tolerance)
 
 
-def test_first_of_equal_and_last_nan():
+def test_maximum_index_is_first_of_equals_or_last_nan():
     x = torch.tensor([[[1.0, 2.0, 2.0, 0.0, NAN, 1.0, NAN, 3.0, -INF, -INF, -INF, -INF]]])
     for kernel, stride in ((3, 3), (4, 2), (12, 1), (2, 1)):
         check(lambda x, k=kernel, s=stride: F.max_pool1d(x, k, s, return_indices=True), x)

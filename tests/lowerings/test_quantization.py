@@ -23,7 +23,7 @@ def _exact(function, *args, **options):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("low", "high"), RANGES)
 @pytest.mark.parametrize("scale", [0.1, 1 / 3, 1e-3, 7.0])
-def test_of_one_scale(dtype, low, high, scale):
+def test_per_tensor_with_a_constant_scale(dtype, low, high, scale):
     for zero_point in {low, (low + high) // 2, high}:
 
         def quantized(x, zero_point=zero_point):
@@ -34,7 +34,7 @@ def test_of_one_scale(dtype, low, high, scale):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("whole", [torch.int32, torch.int64, torch.float32], ids=str)
-def test_of_a_scale_that_is_a_tensor(dtype, whole):
+def test_per_tensor_with_a_tensor_scale(dtype, whole):
     def quantized(x, scale, zero_point):
         return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, -128, 127)
 
@@ -43,7 +43,7 @@ def test_of_a_scale_that_is_a_tensor(dtype, whole):
 
 
 @pytest.mark.parametrize("on", [0, 1])
-def test_switched_on_by_a_tensor(on):
+def test_enabled_by_a_tensor(on):
     def quantized(x, scale, zero_point, enabled):
         operator = torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams
         return operator(x, scale, zero_point, enabled, -4, 3)
@@ -58,7 +58,7 @@ def test_switched_on_by_a_tensor(on):
     ids=["int32", "float32"],
 )
 @pytest.mark.parametrize("axis", [0, 1])
-def test_of_channels(dtype, zero_point, axis):
+def test_per_channel(dtype, zero_point, axis):
     def quantized(x, scale, zero_point):
         return torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis, -128, 127)
 
@@ -66,7 +66,7 @@ def test_of_channels(dtype, zero_point, axis):
     _exact(quantized, x, torch.tensor([0.1, 1 / 3, 1e-3, 7.0]), zero_point)
 
 
-def test_of_channels_with_a_zero_point_out_of_range():
+def test_per_channel_with_a_zero_point_out_of_range():
     def quantized(x, scale, zero_point):
         return torch.fake_quantize_per_channel_affine(x, scale, zero_point.int(), 0, -4, 3)
 
@@ -77,7 +77,7 @@ def test_of_channels_with_a_zero_point_out_of_range():
     np.testing.assert_array_equal(y, [[1, 1, 1], [np.nan] * 3])
 
 
-def test_with_a_learnable_zero_point_that_is_no_number():
+def test_nan_as_learnable_zero_point():
     def of_tensor(x, scale, zero_point):
         return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, -4, 3, 1.0)
 
@@ -91,7 +91,7 @@ def test_with_a_learnable_zero_point_that_is_no_number():
         assert np.isnan(jax.jit(jtbridge.wrap(quantized, backend="xla"))(*jtbridge.to_jax(arguments))).all()
 
 
-def test_gradient_of_channels():
+def test_per_channel_gradient():
     def quantized(x):
         scale, zero_point = torch.tensor([0.1, 1 / 3, 1e-3, 7.0]), torch.tensor([0, -5, 17, 127], dtype=torch.int32)
         return torch.fake_quantize_per_channel_affine(x, scale, zero_point, 0, -128, 127)
@@ -101,7 +101,7 @@ def test_gradient_of_channels():
 
 @pytest.mark.parametrize("zero_point", [0.0, 3.4, -2.5, 2.5, -200.0, 300.0])
 @pytest.mark.parametrize("factor", [1.0, 0.3])
-def test_with_a_learnable_scale(zero_point, factor):
+def test_learnable_scale(zero_point, factor):
     def quantized(x, scale, zero_point):
         return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, -128, 127, factor)
 
@@ -113,7 +113,7 @@ def test_with_a_learnable_scale(zero_point, factor):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_with_learnable_scales_of_channels(axis):
+def test_learnable_scales_per_channel(axis):
     def quantized(x, scale, zero_point):
         return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, axis, -128, 127, 0.3)
 
@@ -123,7 +123,7 @@ def test_with_learnable_scales_of_channels(axis):
     check(quantized, x if axis == 0 else x.T, *arguments, grad=True, rtol=1e-5, atol=1e-3)
 
 
-def test_of_a_batch():
+def test_batched_scale():
     def quantized(x, scale):
         return torch._fake_quantize_learnable_per_tensor_affine(x, scale, torch.tensor([2.0]), -8, 7, 1.0)
 

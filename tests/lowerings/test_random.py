@@ -73,7 +73,7 @@ def test_exponential_is_never_zero_and_uniform_never_one(dtype):
     assert (draw(lambda x: torch.rand_like(x), x) < 1).all()
 
 
-def test_certain_coins():
+def test_bernoulli_with_probability_zero_and_one():
     assert draw(lambda x: torch.bernoulli(x), torch.ones(COUNT)).all()
     assert not draw(lambda x: torch.bernoulli(x), torch.zeros(COUNT)).any()
 
@@ -97,7 +97,7 @@ def test_complex_normal_has_variance_one():
     assert scipy.stats.kstest(np.imag(drawn), scipy.stats.norm(scale=math.sqrt(0.5)).cdf).pvalue > 1e-3
 
 
-def test_the_slopes_of_rrelu():
+def test_rrelu_slopes_are_uniform():
     drawn = draw(lambda x: torch.nn.functional.rrelu(x, 0.25, 0.75, training=True), -torch.ones(COUNT))
     assert scipy.stats.kstest(-drawn, scipy.stats.uniform(0.25, 0.5).cdf).pvalue > 1e-3
     x = torch.linspace(-1, 1, 9)
@@ -129,7 +129,7 @@ def test_the_gradient_of_a_beta_draw():
     np.testing.assert_allclose(found, theirs, rtol=2e-3)  # torch's is approximate
 
 
-def test_a_beta_draw_that_was_rounded_to_an_end():
+def test_beta_draw_rounded_to_zero_or_one():
     ends = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float32)
     args = (ends, torch.tensor([2.0, 100.0, 2.0]), torch.tensor([5.0, 101.0, 5.0]))
     np.testing.assert_allclose(
@@ -167,20 +167,20 @@ def test_gradients_of_beta_and_dirichlet_samples_under_jit(kind):
     ],
     ids=["bernoulli", "bernoulli_", "poisson", "normal"],
 )
-def test_parameters_for_which_torch_raises_give_nan(f: Any, wrong: list[float], right: float):
+def test_parameters_refused_by_torch_give_nan(f: Any, wrong: list[float], right: float):
     for value in wrong:
         assert np.isnan(draw(f, torch.tensor([value, right]))).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("row", [[1.0, -1.0], [1.0, math.inf], [1.0, math.nan], [0.0, 0.0]], ids=str)
-def test_weights_for_which_torch_raises_give_no_index(row: list[float], replacement: bool):
+def test_weights_refused_by_torch_give_an_invalid_index(row: list[float], replacement: bool):
     drawn = draw(lambda w: torch.multinomial(w, 2, replacement), torch.tensor([row, [1.0, 2.0]]))
     assert (drawn[0] < 0).all()
     assert (drawn[1] >= 0).all()
 
 
-def test_dropout_keeps_nan():
+def test_dropout_propagates_nan():
     def gradient(x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()

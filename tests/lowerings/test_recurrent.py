@@ -135,7 +135,7 @@ def test_operators_in_torch(kind):
     torch.autograd.gradgradcheck(run, x[:2, :1].detach().requires_grad_())
 
 
-def test_tangents_are_left_to_torch():
+def test_tangents_are_computed_by_torch():
     torch.manual_seed(0)
     network = torch.nn.GRU(3, 4)
     x, dx = torch.randn(2, 2, 1, 3)
@@ -186,7 +186,7 @@ def test_gradients_of_called_layers(name):
             torch.testing.assert_close(jtbridge.to_torch(array), tensor, **TIGHT)
 
 
-def test_the_gradient_of_a_called_lstm_is_that_of_torchs_kernel():
+def test_gradient_of_a_called_lstm_matches_the_torch_kernel():
     wrapped, loss, tensors = _called("lstm of two layers in both directions")
     leaves = [t.clone().requires_grad_() for t in tensors]
     expected = torch.autograd.grad(loss(*leaves), leaves)
@@ -249,7 +249,7 @@ def test_dropout_between_the_layers_of_an_lstm(options: dict[str, Any]):
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 2}], ids=str)
 @pytest.mark.parametrize("by", ["auto", "xla", "dlpack"])
-def test_an_lstm_under_autocast_has_the_dtype_and_values_of_torchs(by: str, options: dict[str, Any]):
+def test_lstm_under_autocast_matches_torch(by: str, options: dict[str, Any]):
     layer = torch.nn.LSTM(3, 4, **options)
     x = torch.randn(5, 2, 3)
 

@@ -56,7 +56,7 @@ def test_reduction(function):
         lambda x: torch.all(x, 0),
     ],
 )
-def test_extremes_name_the_first_of_equals_and_the_first_nan(function, x):
+def test_extreme_index_is_first_of_equals_or_first_nan(function, x):
     check(function, x)
 
 
@@ -85,7 +85,7 @@ def test_variance(correction):
     check(lambda x: torch.std(x, correction=correction), torch.randn(4, 3, dtype=torch.complex64))
 
 
-def test_the_variance_of_equal_elements_is_exactly_zero_and_so_is_its_gradient():
+def test_variance_and_gradient_of_equal_elements_are_exactly_zero():
     check(lambda x: torch.std(x, 1), torch.full((2, 7), 0.1), rtol=0, atol=0, grad=True)
 
 
@@ -113,7 +113,7 @@ def test_softmax(function, dim):
     check(lambda x: function(x, dim), torch.randn(3, 4), grad=True)
 
 
-def test_softmax_of_a_scalar_and_of_nothing():
+def test_softmax_of_a_scalar_and_of_an_empty_tensor():
     check(lambda x: torch.softmax(x, 0), torch.tensor(3.0), grad=True)
     check(lambda x: torch.log_softmax(x, 1), torch.empty(2, 0))
 

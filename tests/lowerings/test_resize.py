@@ -32,7 +32,7 @@ def test_nearest(where, mode):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_nearest_takes_the_places_that_torch_takes(mode):
+def test_nearest_reads_the_same_elements_as_torch(mode):
     sizes: list[dict[str, Any]] = [{"size": n} for n in (7, 50, 61, 100, 101, 173, 200, 300)]
     ways = sizes + [{"scale_factor": f} for f in (1 / 3, 0.61, 1.003, 2.003)]
 
@@ -56,7 +56,7 @@ def test_nearest_of_channels_last(mode, channels):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_nearest_by_a_factor_that_is_not_the_quotient_of_the_sizes(mode):
+def test_nearest_with_a_factor_inconsistent_with_the_sizes(mode):
     def run(x):
         return [F.interpolate(x, scale_factor=factor, mode=mode) for factor in FACTORS[x.ndim - 2]]
 
@@ -82,7 +82,7 @@ def test_antialiased(where, mode):
     check(lambda x: F.interpolate(x, mode=mode, antialias=True, **where), X, grad=True, **TIGHT)
 
 
-def test_antialiased_by_a_lot():
+def test_antialiased_with_a_large_factor():
     x = torch.randn(1, 1, 61, 50, generator=torch.Generator().manual_seed(0))
     for corners in (False, True):
         run = lambda x, c=corners: F.interpolate(x, (5, 4), mode="bicubic", antialias=True, align_corners=c)  # noqa: E731
@@ -103,7 +103,7 @@ def test_three_dimensions(mode):
     check(lambda x: F.interpolate(x[None], scale_factor=(2, 1.5, 0.5), mode=mode), X, grad=True, **TIGHT)
 
 
-def test_factors_that_are_recomputed():
+def test_recomputed_scale_factors():
     for again in (True, False):
         check(
             lambda x, r=again: F.interpolate(x, scale_factor=1.3, mode="bilinear", recompute_scale_factor=r), X, **TIGHT
@@ -130,7 +130,7 @@ def test_empty_batch_of_other_dimensions(mode, dims):
     check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), torch.ones(0, 2, *[3] * dims), grad=True)
 
 
-def test_nan_does_not_spread_to_other_pixels():
+def test_nan_does_not_affect_other_pixels():
     x = X.clone()
     x[..., 2, 2] = float("nan")
     check(lambda x: F.interpolate(x, (3, 2), mode="bilinear", antialias=True), x, **TIGHT)

@@ -51,7 +51,7 @@ def test_mantissa_and_exponent(dtype):
     check(torch.frexp, torch.tensor([NAN, INF, -INF, 0.0, 1.0, -3.0, 0.1, 1e20, 1e-20]).to(dtype), rtol=0, atol=0)
 
 
-def test_powers_of_two_overflow_on_their_own():
+def test_ldexp_overflows_in_the_power_of_two():
     check(torch.ldexp, torch.tensor([1e-30, 0.0, -3.0]), torch.tensor([140, 1000, 5]))
     check(torch.ldexp, torch.tensor([1e-30, 0.0]), torch.tensor([140, 255], dtype=torch.uint8))
     check(torch.ldexp, torch.tensor([0, 1, 3]), torch.tensor([5, 200, 3], dtype=torch.uint8))

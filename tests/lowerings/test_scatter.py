@@ -41,7 +41,7 @@ def test_gradients_of_reductions(reduce, include_self):
 
 
 @pytest.mark.parametrize("reduce", ["amax", "amin"])
-def test_nan_wins(reduce):
+def test_nan_propagates_through_extremes(reduce):
     src = torch.tensor([torch.nan, 1.0, torch.inf])
     check(lambda x, s: x.scatter_reduce(0, torch.tensor([0, 0, 1]), s, reduce), torch.zeros(3), src)
 

@@ -49,7 +49,7 @@ def test_topk(x, largest):
     check(lambda x: torch.topk(x, 3, largest=largest), x)
 
 
-def test_topk_of_equals_gives_their_values():
+def test_topk_of_equal_elements():
     check(lambda x: torch.topk(x, 2)[0], torch.tensor([1.0, 3.0, 3.0, 3.0]))
     check(lambda x: torch.topk(x, 2, dim=0), torch.randn(5, 3), grad=True)
     check(lambda x: torch.topk(x, 1), torch.tensor(3.0))
@@ -105,16 +105,16 @@ def test_order_statistics(function, x):
         check(function, x)
 
 
-def test_median_names_the_first_nan():
+def test_median_index_is_the_first_nan():
     check(lambda x: torch.median(x, 0), torch.tensor([4.0, nan, 1.0, nan]))
 
 
-def test_median_of_nothing():
+def test_median_of_an_empty_tensor():
     check(torch.median, torch.empty(0))
     check(torch.nanmedian, torch.empty(0, dtype=torch.int64))
 
 
-def test_mode_is_the_smallest_of_the_most_frequent_at_its_last_place():
+def test_mode_is_the_smallest_most_frequent_value_and_last_index():
     check(torch.mode, torch.tensor([[3, 1, 3, 1, 2], [5, 5, 4, 0, 0]]))
     check(lambda x: torch.mode(x, 0), torch.tensor([2.0, 2.0, 1.0]), grad=True)
 

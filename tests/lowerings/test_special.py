@@ -50,7 +50,7 @@ def test_gradient(name):
 
 
 @pytest.mark.parametrize("name", ["erfinv", "ndtri"])
-def test_inverses_near_their_ends(name):
+def test_inverse_functions_near_the_ends_of_their_domains(name):
     small = torch.logspace(-15, -1, 60, dtype=torch.float64)
     check(getattr(S, name), torch.cat([small, 1 - small, torch.tensor([0.0, 1.0, 2.0])]), rtol=1e-13, atol=0)
 

@@ -19,11 +19,11 @@ _STRIDES = [
 
 @pytest.mark.parametrize(("size", "stride", "offset"), _STRIDES)
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x.expand(2, 3, 4)])
-def test_as_strided_sees_memory(view, size, stride, offset):
+def test_as_strided_reads_storage(view, size, stride, offset):
     check(lambda x: torch.as_strided(view(x), size, stride, offset), torch.randn(3, 4), grad=True)
 
 
-def test_as_strided_of_a_part_of_memory():
+def test_as_strided_of_a_view():
     x = torch.randn(3, 4)
     check(lambda x: torch.as_strided(x[:, 1:3], (3,), (4,), 2), x)
     check(lambda x: torch.as_strided(x[1:], (2, 2), (1, 4), 5), x)
@@ -68,6 +68,6 @@ def test_bits_without_dimensions():
 
 @pytest.mark.parametrize("size", [(2, 3), (12,), (2, 2)])
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x[:, 1:]])
-def test_resize_keeps_what_comes_first_in_memory(view, size):
+def test_resize_keeps_the_first_elements_of_storage(view, size):
     if torch.Size(size).numel() <= 9:
         check(lambda x: torch.ops.aten.resize.default(view(x), size), torch.randn(3, 4))

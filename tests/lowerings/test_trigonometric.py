@@ -33,7 +33,7 @@ def test_gradients(name):
     check(getattr(torch, name), x, grad=True)
 
 
-def test_the_angle_of_a_pair_has_the_signs_of_both():
+def test_atan2_uses_the_signs_of_both_arguments():
     axis = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN])
     check(torch.atan2, axis[:, None], axis[None])
     check(torch.atan2, torch.tensor([1, -1, 0]), torch.tensor([0, 0, -1]))

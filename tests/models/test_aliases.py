@@ -77,7 +77,7 @@ def test_a_call_that_makes_tensors_share_memory_is_refused(what: str, jit: bool)
 
 @modes
 @pytest.mark.parametrize("names", ALLOWED)
-def test_tensors_that_share_memory_as_before_the_call(names: str, jit: bool):
+def test_tensors_may_share_memory_as_before_the_call(names: str, jit: bool):
     model = Stores(ALLOWED[names])
     net = jtbridge.module(model)
     params, state = net.init()

@@ -26,7 +26,7 @@ def mimi() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("make", [encodec, mimi])
-def test_a_codec_whose_buffers_give_sizes_is_translated_with_its_state_closed_over(make):
+def test_codec_with_sizes_in_buffers_is_translated(make):
     torch.manual_seed(0)
     model = make().eval()
     x = torch.randn(1, 1, 200)

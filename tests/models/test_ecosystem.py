@@ -130,7 +130,7 @@ def test_adapters_of_peft(mode: str):
     assert list(net.state_dict(params, state)) == list(model.state_dict())
 
 
-def test_the_first_call_of_a_process_may_be_jitted():
+def test_first_call_of_a_process_may_be_jitted():
     """jtbridge replaces a function of transformers, which does not count as state that the call writes."""
     pytest.importorskip("peft")
     code = (

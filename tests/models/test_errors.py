@@ -82,7 +82,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "attribute"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
-def test_a_tensor_of_a_layout_that_jax_does_not_have_is_named(layout: str, kind: str):
+def test_tensor_of_an_unsupported_layout_is_named(layout: str, kind: str):
     model = nn.Sequential(nn.Linear(3, 3), nn.Module())
     tensor = LAYOUTS[layout]()
     if kind == "parameter":
@@ -150,14 +150,14 @@ class Remembers(nn.Linear):
         ("parameter", ModelError, "made the parameter `extra`, which is not in `params`"),
     ],
 )
-def test_state_that_a_call_makes(way: str, error: type[Exception], message: str, jit: bool):
+def test_tensors_created_by_a_call_are_refused(way: str, error: type[Exception], message: str, jit: bool):
     net = jtbridge.module(Remembers(way))
     with pytest.raises(error, match=message):
         call(net, *net.init(), X, jit=jit)
 
 
 @modes
-def test_attributes_that_each_call_makes_anew(jit: bool):
+def test_attributes_recreated_in_each_call(jit: bool):
     net = jtbridge.module(Remembers("anew"))
     assert call(net, *net.init(), X, jit=jit)[0].shape == (2, 3)
 
@@ -303,7 +303,7 @@ def test_a_hook_that_stores_tensors():
 
 
 @modes
-def test_a_traced_mode(jit: bool):
+def test_traced_train_argument(jit: bool):
     net = jtbridge.module(nn.Linear(3, 3))
     params, state = net.init()
     mode = jnp.array(True)
@@ -365,7 +365,7 @@ class TwoNames(nn.Module):
         self.tables = {1: torch.ones(1), "1": torch.zeros(1)}
 
 
-def test_two_tensors_of_one_name():
+def test_two_tensors_with_the_same_name():
     with pytest.raises(ModelError, match=r"have the name `tables.1`"):
         jtbridge.module(TwoNames()).init()
 
@@ -374,7 +374,7 @@ class Teacher(nn.Linear):
     student: list[nn.Module]
 
 
-def test_modules_that_refer_to_one_another():
+def test_modules_with_a_reference_cycle():
     student, teacher = nn.Linear(3, 3), Teacher(3, 3)
     student.teacher = [teacher]  # type: ignore[assignment]
     teacher.student = [student]

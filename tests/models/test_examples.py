@@ -52,7 +52,7 @@ def test_bayes_with_torch(tmp_path: pathlib.Path):
     assert (tmp_path / "build/examples/bayes_with_torch.png").stat().st_size > 10_000
 
 
-def test_a_language_model_from_scratch_goes_on_where_it_stopped(tmp_path: pathlib.Path):
+def test_language_model_training_continues_after_an_interruption(tmp_path: pathlib.Path):
     pytest.importorskip("orbax.checkpoint")
     short = ("scratch", "--batch", "2", "--folder")
     whole = run(tmp_path, "finetune_lm", *short, "whole", "--steps", "4")
@@ -99,7 +99,7 @@ def test_molecular_dynamics(tmp_path: pathlib.Path):
     assert (tmp_path / "build/examples/molecular_dynamics.png").stat().st_size > 10_000
 
 
-def test_the_force_field_of_the_example_has_no_neighbour_list_that_becomes_wrong(monkeypatch: pytest.MonkeyPatch):
+def test_force_field_of_the_example_uses_no_stale_neighbour_list(monkeypatch: pytest.MonkeyPatch):
     _so3lr()
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -75,7 +75,7 @@ def test_grouped_products_in_bfloat16():
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("mode", ["eager", "jit"])
-def test_a_loop_over_the_experts_that_have_tokens_is_right(mode: str):
+def test_loop_over_experts_with_tokens(mode: str):
     (value, loss), found, expected = gradients(mixtral("eager"), mode)
     np.testing.assert_allclose(value, loss, rtol=1e-5)
     check_gradients(found, expected, 1e-4)

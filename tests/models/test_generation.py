@@ -27,7 +27,7 @@ MODELS = {**language_models.CAUSAL, **language_models.WITH_ENCODER}
 
 @pytest.mark.parametrize(("length", "new"), [(5, 24), (20, 8)])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(name: str, length: int, new: int):
+def test_greedy_tokens_of_padded_prompts_match_transformers(name: str, length: int, new: int):
     model, net, params, state = net_of(MODELS[name])
     mask = np.ones((3, length), int)
     mask[1, -2:] = 0  # an encoder is padded on the right, a decoder on the left
@@ -69,7 +69,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_constraints_are_those_of_transformers(name: str, beams: int):
+def test_constraints_match_transformers(name: str, beams: int):
     model, net, params, state = net_of(language_models.llama)
     options = dict(CONSTRAINTS[name])
     ids = prompts(6)
@@ -85,7 +85,7 @@ def test_constraints_are_those_of_transformers(name: str, beams: int):
     np.testing.assert_array_equal(actual[:, 6:][counted], expected[:, 6:][counted])
 
 
-def test_a_forced_first_token_comes_first_behind_an_encoder():
+def test_forced_first_token_with_an_encoder():
     model, net, params, state = net_of(language_models.bart)
     model.generation_config.forced_bos_token_id = 17
     expected = torch_tokens(model, prompts(6), max_new_tokens=6)
@@ -95,7 +95,7 @@ def test_a_forced_first_token_comes_first_behind_an_encoder():
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_a_decoder_gets_all_that_its_encoder_returns(beams: int):
+def test_decoder_gets_all_results_of_its_encoder(beams: int):
     model, net, params, state = net_of(language_models.moonshine)
     sound = np.random.default_rng(0).normal(size=(2, 4000)).astype(np.float32)
     mask = np.ones((2, 4000), int)
@@ -107,7 +107,7 @@ def test_a_decoder_gets_all_that_its_encoder_returns(beams: int):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_the_mask_of_a_prompt_is_read_off_its_padding():
+def test_attention_mask_is_derived_from_padding_tokens():
     model, net, params, state = net_of(language_models.llama)
     ids = prompts(6)
     ids[0, :3] = 0
@@ -115,7 +115,7 @@ def test_the_mask_of_a_prompt_is_read_off_its_padding():
     np.testing.assert_array_equal(jtbridge.generate(net, params, state, ids, max_new_tokens=8), expected)
 
 
-def test_the_mask_is_read_off_a_padding_token_that_is_given():
+def test_attention_mask_is_derived_from_a_given_padding_token():
     model, net, params, state = net_of(language_models.llama)
     model.generation_config.pad_token_id = None
     ids = prompts(6)
@@ -125,7 +125,7 @@ def test_the_mask_is_read_off_a_padding_token_that_is_given():
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_masked_token_between_others_counts_for_the_penalty_as_in_transformers():
+def test_penalty_includes_masked_tokens_as_in_transformers():
     model, net, params, state = net_of(language_models.llama)
     ids = np.array([[0, 0, 7, 12, 12, 12], [9, 9, 50, 51, 52, 53]])
     ids[1, 2:5] = torch_tokens(model, ids[1:], max_new_tokens=3, pad_token_id=0)[0, 6:]  # probable ones
@@ -139,7 +139,7 @@ def test_a_masked_token_between_others_counts_for_the_penalty_as_in_transformers
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 30])
 @pytest.mark.parametrize("name", ["llama", "mamba", "bart", "t5"])
-def test_no_tokens_in_a_row_come_twice_as_in_transformers(name: str, size: int, beams: int):
+def test_no_repeated_ngrams_as_in_transformers(name: str, size: int, beams: int):
     model, net, params, state = net_of(MODELS[name])
     ids = np.array([[0, 0, 0, 7, 9, 7], [9, 7, 12, 9, 12, 7], [5, 5, 5, 5, 5, 5]])  # few tokens, which repeat
     options = {"max_new_tokens": 16, "num_beams": beams, "no_repeat_ngram_size": size, "eos_token_id": -1}
@@ -149,7 +149,7 @@ def test_no_tokens_in_a_row_come_twice_as_in_transformers(name: str, size: int, 
     np.testing.assert_array_equal(tokens, expected)
 
 
-def test_prompts_of_all_lengths_share_a_program_that_knows_their_tokens():
+def test_prompts_of_different_lengths_share_one_program():
     model, net, params, state = net_of(language_models.llama)
     options = {"max_new_tokens": 10, "no_repeat_ngram_size": 2}
     for length in (3, 9, 16):
@@ -162,7 +162,7 @@ def test_prompts_of_all_lengths_share_a_program_that_knows_their_tokens():
     assert program._cache_size() == 1
 
 
-def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length():
+def test_min_new_tokens_overrides_min_length():
     model, net, params, state = net_of(language_models.llama)
     model.generation_config.min_length = 30
     options = {"max_new_tokens": 10, "min_new_tokens": 1, "eos_token_id": [2, *range(20, 50)]}
@@ -173,7 +173,7 @@ def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length():
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
-def test_scores_to_sample_from_are_those_of_transformers():
+def test_sampling_scores_match_transformers():
     from jtbridge.models.generation._scores import warped
 
     scores = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32) * 3
@@ -229,7 +229,7 @@ def test_prompts_of_a_bucket_and_other_temperatures_share_one_program():
     assert program._cache_size() == 1
 
 
-def test_a_change_of_the_model_is_seen_by_the_next_call():
+def test_change_of_the_model_affects_the_next_call():
     model, net, params, state = net_of(language_models.llama)
     ids = prompts(5)
     before = np.asarray(jtbridge.generate(net, params, state, ids, max_new_tokens=6))
@@ -245,7 +245,7 @@ def test_a_change_of_the_model_is_seen_by_the_next_call():
     )
 
 
-def test_autocast_and_hooks_of_all_modules_are_seen_by_the_next_call():
+def test_autocast_and_global_hooks_affect_the_next_call():
     model, net, params, state = net_of(language_models.llama)
     run = functools.partial(jtbridge.generate, net, params, state, prompts(5), max_new_tokens=24)
     before = np.asarray(run())
@@ -264,7 +264,7 @@ def test_autocast_and_hooks_of_all_modules_are_seen_by_the_next_call():
     np.testing.assert_array_equal(run(), before)
 
 
-def test_other_parameters_are_other_tokens_of_the_same_program():
+def test_other_parameters_give_other_tokens_with_the_same_program():
     model, net, params, state = net_of(language_models.llama)
     other = jax.tree.map(lambda x: x * 0.7, params)
     tokens = jtbridge.generate(net, params, state, prompts(5), max_new_tokens=6)
@@ -324,7 +324,7 @@ def test_adapters_are_used_and_may_be_switched_off():
     assert (with_adapters != without).any()
 
 
-def test_beam_search_with_more_tokens_that_end_than_others():
+def test_beam_search_with_mostly_end_tokens():
     _, net, params, state = net_of(language_models.llama)
     ids = prompts(4)
     tokens = jtbridge.generate(

@@ -63,7 +63,7 @@ def test_arguments_that_do_not_fit_are_refused(name: str):
         jtbridge.generate(net, params, state, prompts(4), **{"max_new_tokens": 4, **options})
 
 
-def test_prompts_that_are_no_tokens_of_the_model_are_refused():
+def test_prompts_outside_the_vocabulary_are_refused():
     _, net, params, state = net_of(language_models.llama)
     with pytest.raises(ArgumentError, match="tokens 0 to 63, but the prompt has 70 to 70"):
         jtbridge.generate(net, params, state, np.array([[70]]), max_new_tokens=4)
@@ -82,7 +82,7 @@ def test_more_tokens_than_learned_positions_are_refused():
 
 
 @pytest.mark.parametrize("name", ["suppress_tokens", "do_sample", "position_ids", "decoder_input_ids", "spelled_wrong"])
-def test_further_arguments_that_the_model_does_not_take_are_refused(name: str):
+def test_unknown_model_arguments_are_refused(name: str):
     _, net, params, state = net_of(language_models.llama)
     further: dict[str, Any] = {name: np.ones((3, 4), int)}
     with pytest.raises(ArgumentError, match=f"takes no argument `{name}`"):
@@ -96,7 +96,7 @@ def test_a_padding_token_outside_the_vocabulary_is_refused():
         jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
 
 
-def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused():
+def test_models_with_cache_length_dependent_attention_are_refused():
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
     config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=4)
     net = jtbridge.module(transformers.GPTNeoForCausalLM(config))
@@ -113,21 +113,21 @@ def test_a_falcon_whose_positions_are_biases_of_attention_is_refused():
 
 
 @pytest.mark.parametrize("name", ["bart", "m2m100"])
-def test_more_tokens_than_the_positions_behind_an_encoder_are_refused(name: str):
+def test_more_tokens_than_decoder_positions_are_refused(name: str):
     _, net, params, state = net_of(language_models.WITH_ENCODER[name])
     for length, new in ((130, 4), (4, 130)):
         with pytest.raises(ArgumentError, match=r"128 positions, but .* need 130"):
             jtbridge.generate(net, params, state, prompts(length, rows=1), max_new_tokens=new)
 
 
-def test_settings_of_a_model_that_are_not_built_are_refused_by_name():
+def test_unsupported_generation_settings_are_refused_by_name():
     model, net, params, state = net_of(language_models.llama)
     model.generation_config.encoder_no_repeat_ngram_size = 2
     with pytest.raises(ModelError, match="`encoder_no_repeat_ngram_size` to 2"):
         jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
 
 
-def test_what_is_no_language_model_is_refused():
+def test_models_without_generation_are_refused():
     net = jtbridge.module(torch.nn.Linear(2, 2))
     with pytest.raises(ModelError, match="no `generation_config`"):
         jtbridge.generate(net, *net.init(), np.array([[1]]), max_new_tokens=4)
@@ -145,7 +145,7 @@ def made_of(values: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "NumPy", "JAX"])
-def test_numbers_of_every_kind_are_taken(kind: str):
+def test_numbers_of_every_type_are_accepted(kind: str):
     _, net, params, state = net_of(language_models.llama)
     generate = functools.partial(jtbridge.generate, net, params, state)
     expected = generate(prompts(4), max_new_tokens=6, eos_token_id=5, pad_token_id=0, num_beams=2)
@@ -156,20 +156,20 @@ def test_numbers_of_every_kind_are_taken(kind: str):
     np.testing.assert_array_equal(several, generate(prompts(4), max_new_tokens=6, eos_token_id=[5, 2]))
 
 
-def test_prompts_without_a_sign_are_taken():
+def test_unsigned_prompts_are_accepted():
     _, net, params, state = net_of(language_models.llama)
     ids = prompts(4)
     found = jtbridge.generate(net, params, state, ids.astype(np.uint32), max_new_tokens=4)
     np.testing.assert_array_equal(found, jtbridge.generate(net, params, state, ids, max_new_tokens=4))
 
 
-def test_a_key_that_is_none_is_refused():
+def test_invalid_key_is_refused():
     _, net, params, state = net_of(language_models.llama)
     with pytest.raises(ArgumentError, match="`rng` must be a JAX key"):
         jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4, rng=0)
 
 
-def test_settings_that_change_no_tokens_are_taken():
+def test_settings_that_change_no_tokens_are_accepted():
     model, net, params, state = net_of(language_models.t5)
     expected = jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
     model.generation_config.temperature = 0.0  # for samples

@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_positions_that_change_with_the_length_are_refused_and_may_be_fixed(kind: str):
+def test_length_dependent_positions_that_change_are_refused_unless_fixed(kind: str):
     torch.manual_seed(0)
     rope = {"rope_type": kind, "rope_theta": 10000.0, **KINDS[kind]}
     config = transformers.LlamaConfig(

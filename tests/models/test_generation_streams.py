@@ -20,7 +20,7 @@ from .language_models import net_of, prompts
 pytestmark = language_models.IGNORED_WARNINGS
 
 
-def test_a_stream_gets_every_token_in_order_and_may_end_the_generation():
+def test_stream_gets_all_tokens_in_order_and_may_stop_generation():
     _, net, params, state = net_of(language_models.llama)
     come: list[np.ndarray] = []
     tokens = jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8, stream=come.append)
@@ -39,7 +39,7 @@ def test_a_stream_gets_every_token_in_order_and_may_end_the_generation():
 
 @pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)], ids=["NumPy", "array", "tensor"])
 @pytest.mark.parametrize("is_inside", [False, True])
-def test_a_stream_ends_by_true_of_every_kind_and_by_nothing_else(true: Any, is_inside: bool):
+def test_stream_ends_only_on_a_true_value(true: Any, is_inside: bool):
     _, net, params, state = net_of(language_models.llama)
 
     def steps(answer: Any) -> int:
@@ -58,13 +58,13 @@ def test_a_stream_ends_by_true_of_every_kind_and_by_nothing_else(true: Any, is_i
     assert [steps(answer) for answer in (None, 1, np.ones(()), ~true)] == [4, 4, 4, 4]
 
 
-def test_a_stream_that_returns_a_truth_for_each_sequence_is_refused():
+def test_stream_that_returns_one_value_per_sequence_is_refused():
     _, net, params, state = net_of(language_models.llama)
     with pytest.raises(ArgumentError, match=r"`stream` must return one bool.*of shape \(3,\)"):
         jtbridge.generate(net, params, state, prompts(5), max_new_tokens=4, stream=lambda step: step == 5)
 
 
-def test_what_a_stream_raises_is_raised_and_the_next_call_works():
+def test_stream_exceptions_propagate_and_the_next_call_works():
     _, net, params, state = net_of(language_models.llama)
 
     def fail(step: np.ndarray) -> None:

@@ -68,7 +68,7 @@ def test_parameters_require_gradients_as_in_torch(call: str):
 
 
 @calls
-def test_entries_that_moved_into_the_state_require_none(call: str):
+def test_entries_moved_into_the_state_require_no_gradient(call: str):
     net = jtbridge.module(Flags())
     params, state = net.init()
     params, state = {"buffer": state.pop("buffer")}, {**state, **params}
@@ -78,7 +78,7 @@ def test_entries_that_moved_into_the_state_require_none(call: str):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_no_grad_is_that_of_torch(jit: bool):
+def test_no_grad_matches_torch(jit: bool):
     model = Flags()
     net = jtbridge.module(model)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_a_call_that_freezes_a_parameter_is_refused(way: str, call: str):
         CALLS[call](net, *net.init())
 
 
-def test_a_call_may_freeze_what_is_frozen():
+def test_call_may_freeze_frozen_parameters():
     net = jtbridge.module(Freezes("for good"))
     params, state = net.init()
     state |= {name: params.pop(name) for name in list(params) if name.startswith("first")}

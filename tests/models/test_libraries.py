@@ -83,7 +83,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("name", USES)
-def test_results_and_gradients_are_those_of_torch(name: str):
+def test_results_and_gradients_match_torch(name: str):
     use = USES[name]
     torch.manual_seed(0)
     model = use.make()
@@ -95,7 +95,7 @@ def test_results_and_gradients_are_those_of_torch(name: str):
 
 
 @pytest.mark.parametrize("name", [name for name, use in USES.items() if use.called])
-def test_explain_says_why_a_use_is_called(name: str):
+def test_explain_gives_the_reason_for_a_call(name: str):
     use = USES[name]
     net = jtbridge.module(use.make())
     explanation = jtbridge.explain(net, *net.init(), *map(jnp.asarray, use.inputs))
@@ -103,7 +103,7 @@ def test_explain_says_why_a_use_is_called(name: str):
     assert use.called in explanation.reasons["xla"]
 
 
-def test_the_documentation_lists_every_use():
+def test_documentation_lists_every_case():
     def row(use: Use) -> str:
         return f"| {use.library} | {use.what} | {'called' if use.called else 'translated'} |"
 
@@ -112,7 +112,7 @@ def test_the_documentation_lists_every_use():
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_functions_of_einops_have_a_batch_axis_of_vmap(jit: bool):
+def test_einops_functions_under_vmap(jit: bool):
     einops = library("einops")
     x = np.random.default_rng(0).normal(size=(3, 4, 6, 2)).astype(np.float32)
 
@@ -154,7 +154,7 @@ def test_an_adaptive_solver_is_not_translated():
         net(*net.init(), jnp.ones(3))
 
 
-def test_what_a_process_keeps_of_earlier_predictions_is_refused():
+def test_cached_predictions_of_a_gaussian_process_are_refused():
     process, x = gaussian_process().eval(), torch.linspace(0, 1, 5)
     net = jtbridge.module(process).method(lambda model, x: model.likelihood(model(x)).variance)
     params, state = jtbridge.module(process).init()
@@ -174,7 +174,7 @@ def test_jacobians_of_spherical_harmonics():
     assert_near(jacobian, expected, 1e-5, 1e-6, "jacobian")
 
 
-def test_a_graph_of_unknown_size_cannot_be_a_result():
+def test_graph_of_data_dependent_size_cannot_be_returned():
     loops = library("torch_geometric.utils").remove_self_loops
     edges = jnp.asarray(EDGES)
     without = jtbridge.wrap(lambda edges: loops(edges)[0])
@@ -194,7 +194,7 @@ def test_a_graph_convolution_over_a_batch_of_features():
     assert_near(out, expected, 1e-6, 1e-6, "convolution")
 
 
-def test_placeholders_are_gone_after_an_import():
+def test_import_placeholders_are_removed():
     library("timm")
     assert not placeholders()
     assert importlib.util.find_spec("torchvision") is None

@@ -55,7 +55,7 @@ def same(a: Any, b: Any) -> bool:
 
 @names
 @modes
-def test_evaluation_is_torchs(name: str, mode: str):
+def test_evaluation_matches_torch(name: str, mode: str):
     model, args = make(name)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -69,7 +69,7 @@ def test_evaluation_is_torchs(name: str, mode: str):
 
 @names
 @modes
-def test_training_steps_are_torchs(name: str, mode: str):
+def test_training_steps_match_torch(name: str, mode: str):
     model, args = make(name)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -113,7 +113,7 @@ def test_other_methods(mode: str):
 
 
 @modes
-def test_only_what_changed_is_returned(mode: str):
+def test_only_changed_state_is_returned(mode: str):
     model = torch.nn.Sequential(torch.nn.Linear(300, 300).requires_grad_(False), torch.nn.BatchNorm1d(300))
     net = jtbridge.module(model)
     params, state = net.init()
@@ -124,7 +124,7 @@ def test_only_what_changed_is_returned(mode: str):
         assert "copy(f32[300,300]" not in call.lower(params, state, jnp.ones((2, 300))).compile().as_text()
 
 
-def test_a_tied_weight_is_there_once():
+def test_tied_weight_occurs_once():
     model, _ = make("tied")
     params, state = jtbridge.module(model).init()
     assert list(params) == ["embed.weight", "inner.weight", "inner.bias"]
@@ -152,7 +152,7 @@ def test_plain_attributes_are_read_from_the_state(mode: str):
 
 
 @modes
-def test_running_caches_are_new_state(mode: str):
+def test_caches_are_returned_as_state(mode: str):
     from tests.models.zoo import RunningCache
 
     torch.manual_seed(0)
@@ -237,7 +237,7 @@ def test_dropout_is_a_function_of_the_key(mode: str):
     assert not np.array_equal(a, c)
 
 
-def test_the_module_is_read_in_each_eager_call():
+def test_changes_of_the_module_affect_eager_calls():
     model = torch.nn.Linear(3, 3)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -271,7 +271,7 @@ class Refusing(tuple):
 
 
 @modes
-def test_containers_of_an_attribute_are_read_without_their_own_methods(mode: str):
+def test_containers_are_read_without_overridden_methods(mode: str):
     class Scaled(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -432,7 +432,7 @@ class _Rotated(torch.nn.Module):
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 @pytest.mark.parametrize("kind", [_Swapped, _Flushed, _WrittenAfterwards, _Rotated])
-def test_tensors_that_are_written_to_and_exchanged(kind, backend):
+def test_tensors_written_to_and_swapped(kind, backend):
     theirs, net = kind(), jtbridge.module(kind(), backend=backend)
     for call in (net, jax.jit(net)):
         theirs = kind()
@@ -457,7 +457,7 @@ UNCOUNTED = {
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64, torch.float32])
 @pytest.mark.parametrize("write", UNCOUNTED)
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_writes_that_torch_does_not_count(write, dtype):
+def test_writes_without_a_version_increment(write, dtype):
     class Counting(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -479,7 +479,7 @@ def test_writes_that_torch_does_not_count(write, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("write", ["data", "detached"])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_such_a_write_to_a_parameter_is_refused(write, dtype):
+def test_parameter_write_without_a_version_increment_is_refused(write, dtype):
     class Clamped(torch.nn.Linear):
         def forward(self, x):
             UNCOUNTED[write](self.weight)

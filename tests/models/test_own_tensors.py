@@ -65,7 +65,7 @@ WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 @modes
 @pytest.mark.parametrize("way", WAYS)
-def test_other_ways_to_the_module_are_refused(way: str, mode: str):
+def test_access_to_the_module_outside_the_call_is_refused(way: str, mode: str):
     model = Layer(WAYS[way])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     net = jtbridge.module(model)
@@ -78,7 +78,7 @@ def test_other_ways_to_the_module_are_refused(way: str, mode: str):
 
 
 @modes
-def test_the_shape_of_an_own_tensor_may_be_read(mode: str):
+def test_shape_of_a_module_tensor_may_be_read(mode: str):
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
         own = GLOBALS["weight"]
         return self.lin(x.to(own.dtype)) * own.shape[0] / own.size(1) + own.numel()
@@ -144,7 +144,7 @@ class Cached(nn.Module):
 
 @modes
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
-def test_what_an_earlier_call_computed_into_a_dict_is_computed_again(mode: str, kind: type):
+def test_cached_results_in_a_dict_are_recomputed(mode: str, kind: type):
     module = Cached(kind())
     module(torch.ones(3))
     net = jtbridge.module(module)
@@ -157,7 +157,7 @@ def test_what_an_earlier_call_computed_into_a_dict_is_computed_again(mode: str, 
 
 
 @modes
-def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
+def test_cached_results_in_a_list_are_refused(mode: str):
     module = Cached([])
     module(torch.ones(3))
     net = jtbridge.module(module)
@@ -195,7 +195,7 @@ def of_attribute(holder: Any, weight: torch.Tensor) -> torch.Tensor:
 @modes
 @pytest.mark.parametrize("kind", [Holder, nn.Module, lambda: types.SimpleNamespace(kept=None)])
 @pytest.mark.parametrize("compute", [of_object, of_key, of_attribute])
-def test_what_an_earlier_call_computed_is_never_used(mode: str, kind: Callable[[], Any], compute: Callable[..., Any]):
+def test_results_of_earlier_calls_are_never_used(mode: str, kind: Callable[[], Any], compute: Callable[..., Any]):
     holder = kind()
     holder.kept = None
 
@@ -233,7 +233,7 @@ class Doubled(nn.Module):
 
 
 @modes
-def test_weights_that_torch_caches_outside_are_those_of_the_call(mode: str):
+def test_parametrization_cache_has_weights_of_the_current_call(mode: str):
     model = nn.Linear(3, 3)
     parametrize.register_parametrization(model, "weight", Doubled())
     net = jtbridge.module(model)
@@ -253,7 +253,7 @@ def call_twice(net: Any, params: Any, state: Any) -> Any:
 
 
 @modes
-def test_converted_weights_are_not_cached_for_later_calls(mode: str):
+def test_autocast_cache_is_disabled_during_a_call(mode: str):
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.weight.sum() * (2 if torch.is_autocast_cache_enabled() else 1)

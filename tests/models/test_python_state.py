@@ -135,7 +135,7 @@ def sets_equal_values(self: Any) -> None:
 
 
 @modes
-def test_equal_values_are_no_change(jit: bool):
+def test_assigning_equal_values_is_not_a_change(jit: bool):
     net = jtbridge.module(Changes(sets_equal_values))
     assert (jax.jit(net) if jit else net)(*net.init(), X)[1] == {}
 
@@ -150,7 +150,7 @@ class Logs(nn.Module):
         return x * 2
 
 
-def test_an_object_of_another_class_is_that_of_the_torch_module():
+def test_object_of_another_class_is_shared_with_the_torch_module():
     model = Logs()
     net = jtbridge.module(model)
     for _ in range(2):
@@ -180,7 +180,7 @@ class WithMode(nn.Module):
 
 
 @modes
-def test_attributes_that_the_mode_sets_are_no_change(jit: bool):
+def test_attributes_set_by_the_mode_are_not_a_change(jit: bool):
     net = jtbridge.module(WithMode(changes=False))
     params, state = net.init()
     call = jax.jit(net, static_argnames="train") if jit else net
@@ -191,7 +191,7 @@ def test_attributes_that_the_mode_sets_are_no_change(jit: bool):
         net(*net.init(), X, train=True)
 
 
-def test_clear_cache_forgets_eager_traces_of_a_backend_that_translates():
+def test_clear_cache_drops_eager_traces_of_the_xla_backend():
     class Scale(torch.nn.Module):
         factor = 2.0
 
@@ -206,7 +206,7 @@ def test_clear_cache_forgets_eager_traces_of_a_backend_that_translates():
     assert net({}, {}, jnp.ones(1))[0] == 3
 
 
-def test_clear_cache_forgets_jitted_calls():
+def test_clear_cache_drops_jitted_calls():
     model = torch.nn.Hardtanh(-1.0, 1.0)
     net = jtbridge.module(model)
     compiled = jax.jit(net, static_argnames="train")

@@ -79,7 +79,7 @@ def program(model: nn.Module, way: str, *, gradient: bool = False) -> str:
 
 
 @pytest.mark.parametrize("way", ["inline", *WAYS])
-def test_result_and_gradients_are_those_of_torch(way: str):
+def test_result_and_gradients_match_torch(way: str):
     assert_trains_like_torch(tower(), way)
 
 
@@ -98,7 +98,7 @@ def test_a_program_with_a_scan_has_one_loop_in_each_direction():
     assert program(tower(), "inline").count("stablehlo.while") == 0
 
 
-def test_a_scan_makes_the_program_independent_of_the_number_of_blocks():
+def test_scan_program_size_is_independent_of_the_number_of_blocks():
     few, many = (program(tower(count), "scan").count("dot_general") for count in (4, 9))
     assert few == many < program(tower(9), "inline").count("dot_general")
 
@@ -236,14 +236,14 @@ MODELS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_blocks_that_are_not_quite_alike(name: str, way: str):
+def test_blocks_with_differences(name: str, way: str):
     assert_trains_like_torch(MODELS[name](), way)
 
 
 @pytest.mark.parametrize(
     ("name", "loops"), {"other numbers": 0, "shared weights": 1, "alternating": 1, "two sizes": 2}.items()
 )
-def test_what_counts_as_repeated(name: str, loops: int):
+def test_which_blocks_are_repeated(name: str, loops: int):
     assert program(MODELS[name](), "scan").count("stablehlo.while") == loops
 
 
@@ -263,7 +263,7 @@ def test_buffers_that_blocks_write_to_are_returned(way: str):
     assert len(changed) == 12
 
 
-def test_views_that_a_backward_takes_again_are_not_decomposed(monkeypatch: pytest.MonkeyPatch):
+def test_views_repeated_in_a_backward_are_not_decomposed(monkeypatch: pytest.MonkeyPatch):
     decomposed: list[str] = []
     decompose = Interpretation._decomposed
 
@@ -278,6 +278,6 @@ def test_views_that_a_backward_takes_again_are_not_decomposed(monkeypatch: pytes
     assert "aten.reshape.default" not in decomposed
 
 
-def test_another_option_is_refused():
+def test_unknown_option_is_refused():
     with pytest.raises(ArgumentError, match="repeated_blocks"):
         jtbridge.module(tower(), repeated_blocks="loop")

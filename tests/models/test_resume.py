@@ -50,7 +50,7 @@ print("end", train.step, zlib.crc32(b"".join(np.asarray(array).tobytes() for arr
 """
 
 
-def test_a_run_that_is_killed_ends_with_the_same_bits(tmp_path: pathlib.Path):
+def test_killed_run_ends_with_identical_results(tmp_path: pathlib.Path):
     def run(folder: str, killed_at: int) -> tuple[int, list[str]]:
         command = [sys.executable, "-c", RUN, str(tmp_path / folder), str(killed_at)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,7 +80,7 @@ def _is_key(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def test_steps_may_go_on_while_a_checkpoint_is_written(tmp_path: pathlib.Path):
+def test_steps_may_continue_while_a_checkpoint_is_written(tmp_path: pathlib.Path):
     _, step = small()
     train, _ = step(step.init(jax.random.key(0)), BATCH)
     expected = bits(train)

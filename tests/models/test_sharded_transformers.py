@@ -103,7 +103,7 @@ def collectives(text: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_tensor_parallel_values_and_gradients_are_those_of_torch(name):
+def test_tensor_parallel_values_and_gradients_match_torch(name):
     model = made(name)
     inputs = inputs_of(name)
     logits = model(**{key: torch.tensor(x) for key, x in inputs.items()}).logits
@@ -150,7 +150,7 @@ def test_fully_sharded_each_device_holds_an_eighth(name):
         ((2, 4), ("data", "model"), "tensor+fsdp", 1 / 8, {"all-gather", "all-reduce"}),
     ],
 )
-def test_training_losses_are_those_of_one_device(sizes, names, rules, share, expected, losses_on_one_device):
+def test_training_losses_match_one_device(sizes, names, rules, share, expected, losses_on_one_device):
     net = jtbridge.module(made_llama())
     mesh = mesh_of(*sizes, names=names)
     params, state = net.init(release=True, mesh=mesh, rules=rules)
@@ -203,7 +203,7 @@ def losses_on_one_device() -> list[float]:
     return losses
 
 
-def test_a_tensor_parallel_forward_sums_twice_per_layer_and_once_for_the_embedding():
+def test_tensor_parallel_forward_has_expected_number_of_all_reduces():
     net = jtbridge.module(made_llama())
     mesh = mesh_of(8)
     params, state = net.init(mesh=mesh, rules="tensor")

@@ -56,7 +56,7 @@ def largest_share(params: dict[str, Any]) -> float:
     return max(on_device.values()) / sum(x.nbytes for x in params.values())
 
 
-def test_patterns_choose_specs_and_the_first_that_matches_counts(model):
+def test_first_matching_pattern_chooses_the_spec(model):
     params, _ = jtbridge.module(model).init()
     rules = {"up_proj.weight": P("model", None), "*.bias": None, "*_proj.weight": P(None, "model"), "*": P()}
     found = jtbridge.shard(params, mesh_of(8), rules)
@@ -72,7 +72,7 @@ def test_patterns_choose_specs_and_the_first_that_matches_counts(model):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
-def test_a_star_is_the_only_sign_of_a_pattern_that_stands_for_other_text():
+def test_star_is_the_only_wildcard():
     rules = {"w[0]": P("model"), "w?": P("model"), "*": P()}
     found = jtbridge.shard({name: np.ones(8) for name in ("w[0]", "w0", "w?")}, mesh_of(8), rules)
     assert specs(found) == {"w[0]": P("model"), "w0": P(), "w?": P("model")}
@@ -127,7 +127,7 @@ def test_frozen_parameters_are_distributed_too(model):
     assert state["up_proj.weight"].sharding.spec == P("model", None)
 
 
-def test_torch_tensors_and_numpy_arrays_are_distributed_without_a_whole_array(monkeypatch):
+def test_torch_and_numpy_arrays_are_distributed_in_parts(monkeypatch):
     tree = {"a": torch.arange(64.0).reshape(8, 8).T, "b": np.arange(16.0), "c": torch.ones(8, dtype=torch.bfloat16)}
     parts = recorded_parts(monkeypatch)
     found = jtbridge.shard(tree, mesh_of(8), {"*": P("model")})
@@ -165,7 +165,7 @@ def test_the_state_of_an_optimizer_has_the_shardings_of_the_parameters(model):
     assert len(again[0].count.sharding.device_set) == 8
 
 
-def test_groups_of_an_optimizer_are_no_part_of_the_names():
+def test_optimizer_groups_are_not_part_of_names():
     optax = pytest.importorskip("optax")
     mesh = mesh_of(8, names=("data",))
     rules = {"0.weight": P("data"), "1.weight": P(None, "data"), "*": P()}
@@ -200,7 +200,7 @@ OF_OPTIMIZERS: dict[str, dict[tuple[int, ...], Any]] = {
 
 
 @pytest.mark.parametrize("name", OF_OPTIMIZERS)
-def test_an_optimizer_may_keep_arrays_of_other_shapes_than_the_parameters(name: str):
+def test_optimizer_state_may_have_other_shapes_than_parameters(name: str):
     optax = pytest.importorskip("optax")
     options: dict[str, Any] = {"adafactor": {"min_dim_size_to_factor": 8}, "lbfgs": {"memory_size": 3}}
     optimizer = getattr(optax, name)(0.1, **options.get(name, {}))
@@ -216,19 +216,19 @@ def test_an_optimizer_may_keep_arrays_of_other_shapes_than_the_parameters(name: 
     assert jtbridge.shardings(shapes, mesh, rules, params=params) == jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
-def test_an_array_of_an_optimizer_that_may_be_one_of_two_axes_is_not_split():
+def test_optimizer_array_with_an_ambiguous_axis_is_not_split():
     mesh = mesh_of(4)
     params = {"weight": jnp.ones((8, 8))}
     found = jtbridge.shard([{"weight": jnp.ones(8)}], mesh, {"weight": P("model")}, params=params)
     assert found[0]["weight"].sharding.spec == P()
 
 
-def test_the_state_of_an_optimizer_that_the_rules_do_not_fit_is_explained():
+def test_error_explains_optimizer_state_without_matching_rules():
     with pytest.raises(ShardingError, match=r"has 2 entries.*`jtbridge.shard\(..., params=params\)`"):
         jtbridge.shard([{"weight": jnp.ones(8)}], mesh_of(4), {"weight": P("model", None)})
 
 
-def test_shardings_are_those_of_shard_and_place_nothing(model):
+def test_shardings_match_shard_without_placing_arrays(model):
     params, _ = jtbridge.module(model).init()
     shapes = jax.eval_shape(lambda: params)
     found = jtbridge.shardings(shapes, mesh_of(8), "tensor")
@@ -237,7 +237,7 @@ def test_shardings_are_those_of_shard_and_place_nothing(model):
     assert specs(out) == {name: x.spec for name, x in found.items()}
 
 
-def test_axes_of_the_mesh_are_left_to_the_compiler_whatever_their_type(model):
+def test_mesh_axes_of_any_type_are_treated_as_auto(model):
     mesh = mesh_of(8)
     assert mesh.axis_types == (AxisType.Explicit,)
     params, state = jtbridge.module(model).init(mesh=mesh, rules="tensor")
@@ -248,7 +248,7 @@ def test_axes_of_the_mesh_are_left_to_the_compiler_whatever_their_type(model):
 
 
 @pytest.mark.parametrize(("sizes", "names"), [((8,), ("data",)), ((2, 4), ("data", "model")), ((8,), ("model",))])
-def test_values_gradients_and_changed_state_are_those_of_one_device(model, sizes, names):
+def test_values_gradients_and_changed_state_match_one_device(model, sizes, names):
     net = jtbridge.module(model)
     mesh = mesh_of(*sizes, names=names)
     rules = {("data",): "fsdp", ("data", "model"): "tensor+fsdp", ("model",): "tensor"}[names]
@@ -277,7 +277,7 @@ def test_values_gradients_and_changed_state_are_those_of_one_device(model, sizes
         assert gradient.sharding.is_equivalent_to(params[name].sharding, gradient.ndim), name
 
 
-def test_a_batch_goes_to_the_data_axes():
+def test_batch_is_sharded_over_the_data_axes():
     batch = {"x": np.arange(32.0).reshape(16, 2), "y": torch.arange(16), "scale": 2.0}
     found = jtbridge.shard_batch(batch, mesh_of(2, 4))
     assert specs(found) == {"x": P("data"), "y": P("data"), "scale": P()}
@@ -319,7 +319,7 @@ def test_rules_that_do_not_fit_are_refused(model, rules, error, message):
             place(params, mesh_of(8), rules)
 
 
-def test_mesh_and_rules_belong_together_and_a_mesh_is_a_mesh(model):
+def test_mesh_and_rules_are_checked(model):
     net = jtbridge.module(model)
     with pytest.raises(ArgumentError, match="are given together"):
         net.init(rules="fsdp")
@@ -327,13 +327,13 @@ def test_mesh_and_rules_belong_together_and_a_mesh_is_a_mesh(model):
         net.init(mesh=(8,), rules="fsdp")  # type: ignore[arg-type]
 
 
-def test_the_preset_tensor_refuses_a_model_of_unknown_names():
+def test_tensor_preset_refuses_a_model_with_unknown_names():
     params = {"0.weight": np.zeros((8, 8)), "2.weight": np.zeros((8, 8))}
     with pytest.raises(ShardingError, match=r"knows none of the names 0\.weight, 2\.weight"):
         jtbridge.shard(params, mesh_of(8), "tensor")
 
 
-def test_a_large_parameter_that_stays_whole_is_told():
+def test_large_unsharded_parameter_gives_a_warning():
     params = {"fc1.weight": np.zeros((16, 8)), "odd.weight": np.zeros((257, 257), np.float32)}
     for rules in ("tensor", "fsdp"):
         with pytest.warns(ShardingWarning, match=r"whole on each device: `odd.weight` \(257, 257\)\.") as told:
@@ -342,7 +342,7 @@ def test_a_large_parameter_that_stays_whole_is_told():
     jtbridge.shard(params, mesh_of(8), {"odd.weight": P(), "*": "tensor"})  # no warning
 
 
-def test_the_preset_tensor_splits_another_axis_if_its_own_cannot_be_divided():
+def test_tensor_preset_falls_back_to_another_axis():
     params = {"wte.weight": np.zeros((257, 16)), "o_proj.weight": np.zeros((16, 12))}
     assert specs(jtbridge.shard(params, mesh_of(8), "tensor")) == {
         "wte.weight": P(None, "model"),
@@ -350,7 +350,7 @@ def test_the_preset_tensor_splits_another_axis_if_its_own_cannot_be_divided():
     }
 
 
-def test_the_preset_tensor_tells_transposed_weights_of_gpt2_from_linear_weights():
+def test_tensor_preset_distinguishes_conv1d_weights_from_linear_weights():
     conv1d = {"c_attn.weight": (16, 48), "c_attn.bias": (48,), "c_proj.weight": (16, 16), "c_proj.bias": (16,)}
     linear = {"c_attn.weight": (48, 16), "c_attn.bias": (48,), "c_proj.weight": (16, 16), "c_proj.bias": (16,)}
     found = [jtbridge.shard(dict_of(shapes), mesh_of(8), "tensor") for shapes in (conv1d, linear)]
@@ -382,7 +382,7 @@ def dict_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
-def test_weights_go_back_into_torch_and_into_a_file(model, tmp_path):
+def test_sharded_weights_are_loaded_into_torch_and_saved(model, tmp_path):
     net = jtbridge.module(model)
     expected = {name: x.clone() for name, x in model.state_dict().items()}
     params, state = net.init(release=True, mesh=mesh_of(8), rules="fsdp")
@@ -406,7 +406,7 @@ def test_a_file_is_read_part_by_part(model, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_tensors_of_a_file_are_mapped_not_read(tmp_path):
+def test_file_tensors_are_memory_mapped(tmp_path):
     psutil = pytest.importorskip("psutil")
     from safetensors.torch import save_file
 
@@ -451,7 +451,7 @@ def test_a_tied_parameter_is_distributed_once(tmp_path):
     np.testing.assert_allclose(jax.jit(net)(params, state, ids)[0], net(expected, state, ids)[0], rtol=1e-5)
 
 
-def test_a_module_without_memory_gets_its_weights_from_a_file(model, tmp_path):
+def test_meta_module_gets_its_weights_from_a_file(model, tmp_path):
     expected, state = jtbridge.module(model).init()
     jtbridge.module(model).save_safetensors(tmp_path / "model.safetensors", expected, state)
     with torch.device("meta"):

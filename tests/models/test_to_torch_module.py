@@ -71,7 +71,7 @@ def test_plain_jax():
     torch.testing.assert_close(jtbridge.to_torch(_mlp(params, jtbridge.to_jax(x)), copy=True), expected)
 
 
-def test_steps_are_those_of_jax():
+def test_steps_match_jax():
     module = jtbridge.to_torch_module(_mlp, _mlp_params())
     x, y = _data()
     a, b = jtbridge.to_jax((x, y))
@@ -231,7 +231,7 @@ def test_torch_compile_of_modules(fullgraph: bool, library: str):
         torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=fullgraph)(x), module(x))
 
 
-def test_names_of_torch_modules_are_left_alone():
+def test_parameter_names_do_not_replace_module_attributes():
     module = jtbridge.to_torch_module(
         lambda p, x: x * p["train"] + p["a.b"], {"train": jnp.ones(()), "a.b": jnp.ones(())}
     )
@@ -256,7 +256,7 @@ def test_arrays_that_are_not_trained():
     assert jax.random.key_data(again["key"]).tolist() == jax.random.key_data(params["key"]).tolist()
 
 
-def test_unsigned_integers_are_signed_ones_of_the_same_bits():
+def test_unsigned_integers_are_stored_as_signed_bits():
     """The torch module holds signed integers, because torch cannot average unsigned ones or send them to processes."""
     counts = {"small": jnp.uint16(2**16 - 1), "large": np.array([2**32 - 2, 1], np.uint32)}
     counts["key"] = jax.random.key(2**32 - 3)
@@ -284,7 +284,7 @@ def test_unsigned_integers_are_signed_ones_of_the_same_bits():
 
 
 @pytest.mark.parametrize("place", ["params", "state"])
-def test_torch_tensors_are_no_arrays_of_a_model(place: str):
+def test_torch_tensors_in_a_model_are_refused(place: str):
     trees = {"params": {}, "state": {}} | {place: {"w": [torch.ones(3)]}}
     with pytest.raises(ArgumentError, match=rf"`{place}\['w'\]\[0\]` is a torch tensor"):
         jtbridge.to_torch_module(lambda params, state, x: (x, state), **trees)
@@ -330,7 +330,7 @@ def test_replaced_submodules_are_used(how: str):
         module(x)
 
 
-def test_what_a_module_cannot_do():
+def test_unsupported_module_operations_are_refused():
     module = jtbridge.to_torch_module(lambda p, x: x * p["w"], {"w": jnp.ones(2)})
     with pytest.raises(ModelError, match=r"cannot be pickled. Save `module.state_dict"):
         pickle.dumps(module)
@@ -339,7 +339,7 @@ def test_what_a_module_cannot_do():
         module(torch.ones(2))
 
 
-def test_models_that_are_none():
+def test_invalid_models_are_refused():
     for wrong, text in [
         (torch.nn.Linear(1, 1), "torch module"),
         (jnp.sin, "and a function|or a function and its parameters"),
@@ -354,7 +354,7 @@ def test_models_that_are_none():
 
 
 @pytest.mark.parametrize("library", ["flax.nnx", "equinox"])
-def test_the_mode_is_that_of_the_whole_module(library: str):
+def test_mode_is_set_for_the_whole_module(library: str):
     found = pytest.importorskip(library, reason="it is in the environment of make test-models")
     if library == "equinox":
         parts = [found.nn.Linear(3, 3, key=jax.random.key(0)), found.nn.Dropout(0.5, inference=True)]

@@ -38,7 +38,7 @@ def _net(nnx):
 
 
 @pytest.mark.parametrize("how", ["eager", "compile"])
-def test_calls_of_nnx_that_write_to_parameters_are_those_of_nnx(how: str):
+def test_calls_that_write_to_parameters_match_nnx(how: str):
     nnx = pytest.importorskip("flax.nnx", reason="flax is in the environment of make test-models")
     optax = pytest.importorskip("optax", reason="optax is in the environment of make test-models")
     module, reference = jtbridge.to_torch_module(_net(nnx)), _net(nnx)
@@ -110,7 +110,7 @@ def test_a_compiled_module_follows_its_mode():
         torch.testing.assert_close(compiled(x), twin.train(train)(x))
 
 
-def test_compiled_modules_of_other_functions_have_graphs_of_their_own():
+def test_compiled_modules_of_different_functions_have_separate_graphs():
     x = torch.linspace(0, 1, 3)
     for function in (jnp.sin, jnp.cos, jnp.tanh):
         module = jtbridge.to_torch_module(lambda p, x, f=function: f(p["w"] * x), {"w": jnp.ones(3)})
@@ -182,7 +182,7 @@ def test_a_module_with_a_state_is_exported_and_saved(strict: bool):
         torch.testing.assert_close(loaded(torch.ones(3)), module(torch.ones(3)))
 
 
-def test_copies_of_an_equinox_model_are_models_of_their_own():
+def test_copies_of_an_equinox_model_are_independent():
     eqx = pytest.importorskip("equinox", reason="equinox is in the environment of make test-models")
     module = jtbridge.to_torch_module(eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0)))
     averaged = torch.optim.swa_utils.AveragedModel(module)
@@ -199,7 +199,7 @@ def test_copies_of_an_equinox_model_are_models_of_their_own():
     assert copy.deepcopy(module).to_jax().layers[0].weight.sum() == 0
 
 
-def test_a_weakly_typed_parameter_gives_way_to_other_dtypes():
+def test_weakly_typed_parameter_follows_jax_promotion():
     params = {"scale": jnp.asarray(2.0)}
     module = jtbridge.to_torch_module(lambda p, x: x * p["scale"], params)
     x = torch.ones(2, dtype=torch.bfloat16)
@@ -209,7 +209,7 @@ def test_a_weakly_typed_parameter_gives_way_to_other_dtypes():
     assert module.to_jax()["scale"].weak_type
 
 
-def test_any_names():
+def test_arbitrary_parameter_names():
     names = ["_calls", "_trees", "_call", "_model", "_written", "", "forward"]
     module = jtbridge.to_torch_module(
         lambda p, x: x * sum(p[name] for name in names), {name: jnp.full((), float(i)) for i, name in enumerate(names)}
@@ -261,7 +261,7 @@ def test_an_equinox_model_inside_jtbridge_module_follows_its_mode(train: bool):
 
 @pytest.mark.parametrize("derive", [lambda part: prune.identity(part, "w"), lambda part: weight_norm(part, "w")])
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_weights_that_torch_derives_from_others_in_a_part(derive):
+def test_weights_derived_by_parametrizations_of_a_submodule(derive):
     module = jtbridge.to_torch_module(lambda params, x: x @ params["a"]["w"], {"a": {"w": jnp.ones((3, 2))}})
     derive(module.a)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)

@@ -120,7 +120,7 @@ def _scale(params, state, x):
     return x * params["w"] * state["by"], {"by": state["by"], "key": state["key"]}
 
 
-def test_a_state_that_a_call_returns_as_it_is_is_not_written():
+def test_unchanged_state_is_not_written_to_buffers():
     """torch.func and `jtbridge.wrap` refuse writes to a buffer, and batched values cannot be written to one."""
     module = jtbridge.to_torch_module(_scale, {"w": jnp.ones(2)}, {"by": jnp.full(2, 3.0), "key": jax.random.key(0)})
     x = torch.ones(2)

@@ -22,7 +22,7 @@ optax = pytest.importorskip("optax")
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-def test_a_run_with_batch_norm_is_that_of_torch():
+def test_run_with_batch_norm_matches_torch():
     model = mlp(nn.BatchNorm1d(8))
     step = jtbridge.train_step(jtbridge.module(model), loss, optax.sgd(0.1, momentum=0.9))
     train = step.init(KEY)
@@ -42,7 +42,7 @@ def test_a_run_with_batch_norm_is_that_of_torch():
     assert programs(step) == 1
 
 
-def test_each_call_and_each_step_draws_its_own_mask():
+def test_each_call_and_step_draws_its_own_mask():
     def two_masks(model: Any, batch: Any) -> Any:
         first, second = model(), model()
         return first.mean(), {"first": first, "second": second}
@@ -149,7 +149,7 @@ def test_a_checkpointed_call_with_dropout_needs_a_key():
     assert np.isfinite(step(step.init(KEY), BATCH)[1]["loss"])
 
 
-def test_state_that_changes_in_a_checkpointed_call_is_handed_over():
+def test_state_changed_in_a_checkpointed_call_is_returned():
     net = jtbridge.module(mlp(nn.BatchNorm1d(8)))
 
     def lost(model: Any, batch: Any) -> Any:
@@ -189,7 +189,7 @@ def test_another_method_can_be_called():
     assert train.state["calls"] == 2
 
 
-def test_compute_in_bfloat16_is_that_of_autocast():
+def test_compute_in_bfloat16_matches_autocast():
     model = mlp(nn.BatchNorm1d(8))
     dtypes = []
 
@@ -237,7 +237,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_of_optax_do_what_they_do_by_hand(name: str):
+def test_optax_optimizers_match_a_manual_loop(name: str):
     net, optimizer = jtbridge.module(mlp()), OPTIMIZERS[name]()
     step = jtbridge.train_step(net, loss, optimizer)
     train = step.init(KEY)
@@ -264,7 +264,7 @@ def test_optimizers_of_optax_do_what_they_do_by_hand(name: str):
         np.testing.assert_allclose(train.params[key], p, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_is_not_finite_is_left_out_by_apply_if_finite():
+def test_apply_if_finite_skips_steps_that_are_not_finite():
     step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.apply_if_finite(optax.sgd(0.1), 3))
     train = step.init(KEY)
     before = jax.tree.map(np.array, train.params)
@@ -287,7 +287,7 @@ def test_steps_can_be_a_loop_on_the_device():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_sharded_run_is_that_of_one_device_and_stays_sharded(accumulate: int):
+def test_sharded_run_matches_one_device_and_stays_sharded(accumulate: int):
     net = jtbridge.module(mlp(nn.BatchNorm1d(8)))
     step = jtbridge.train_step(net, loss, optax.adam(0.01), accumulate=accumulate)
     expected = step.init(KEY)
@@ -307,14 +307,14 @@ def test_a_sharded_run_is_that_of_one_device_and_stays_sharded(accumulate: int):
     assert programs(step) == 2
 
 
-def test_tensors_of_torch_are_taken_in_a_batch():
+def test_torch_tensors_are_accepted_in_a_batch():
     net = jtbridge.module(mlp())
     step = jtbridge.train_step(net, loss, optax.sgd(0.1))
     tensors = {name: torch.from_numpy(value) for name, value in BATCH.items()}
     np.testing.assert_array_equal(step(step.init(KEY), tensors)[1]["loss"], step(step.init(KEY), BATCH)[1]["loss"])
 
 
-def test_the_result_of_a_tokenizer_is_taken_as_a_batch():
+def test_tokenizer_result_is_accepted_as_a_batch():
     from transformers import BatchEncoding
 
     step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.sgd(0.1))
@@ -322,7 +322,7 @@ def test_the_result_of_a_tokenizer_is_taken_as_a_batch():
     assert np.isfinite(step(step.init(KEY), BatchEncoding(tensors))[1]["loss"])
 
 
-def test_an_optimizer_may_keep_the_first_parameters():
+def test_optimizer_may_store_the_initial_parameters():
     keep = optax.GradientTransformation(lambda params: params, lambda g, start, p=None: (g, start))
     step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.chain(keep, optax.sgd(0.1)))
     train = step.init(KEY)
@@ -374,7 +374,7 @@ def test_a_loss_of_another_form_is_refused(result: Any, message: str):
         step(step.init(KEY), BATCH)
 
 
-def test_complex_parameters_go_down_as_in_torch():
+def test_complex_parameters_are_updated_as_in_torch():
     class Distance(nn.Module):
         def __init__(self):
             super().__init__()
@@ -467,7 +467,7 @@ def test_the_state_of_an_optimizer_is_split_as_its_parameters_are(name: str):
     assert programs(step) == 2
 
 
-def test_a_key_and_a_count_of_other_kinds():
+def test_keys_and_counts_of_other_types():
     net = jtbridge.module(torch.nn.Linear(2, 1))
     loss = lambda model, batch: jnp.mean(model(batch) ** 2)  # noqa: E731
     step = jtbridge.train_step(net, loss, optax.sgd(0.1), accumulate=np.int64(2))

@@ -33,7 +33,7 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("accumulate", [2, 4, 16])
-def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate: int):
+def test_accumulated_gradients_match_the_whole_batch(accumulate: int):
     net = jtbridge.module(mlp(nn.LayerNorm(8)))
     whole = jtbridge.train_step(net, loss, optax.sgd(0.5))
     parts = jtbridge.train_step(net, loss, optax.sgd(0.5), accumulate=accumulate)

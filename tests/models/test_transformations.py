@@ -31,7 +31,7 @@ def loss(net: Any, params: Any, state: Any, x: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack", "callback"])
 @pytest.mark.parametrize("mode", ["eager", "jit"])
-def test_every_backend_trains_alike(backend: str, mode: str):
+def test_every_backend_gives_the_same_training_run(backend: str, mode: str):
     reference = mlp().train()
     net = jtbridge.module(mlp(), backend=backend)
     params, state = net.init()
@@ -164,7 +164,7 @@ def test_second_derivatives():
     np.testing.assert_allclose(eager, traced, rtol=1e-4, atol=1e-6)
 
 
-def test_other_threads_do_not_see_a_call():
+def test_call_does_not_affect_other_threads():
     model = mlp().train()
     net = jtbridge.module(model)
     params, state = net.init()
@@ -193,7 +193,7 @@ def test_other_threads_do_not_see_a_call():
     assert different == []
 
 
-def test_calls_on_several_threads_do_not_mix():
+def test_concurrent_calls_are_independent():
     net = jtbridge.module(mlp())
     params, state = net.init()
     call = jax.jit(lambda p, s, x: net(p, s, x)[0])

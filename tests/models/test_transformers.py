@@ -98,7 +98,7 @@ def test_a_returned_cache_is_passed_to_the_next_call(name: str, mode: str):
 
 
 @modes
-def test_a_cache_of_an_encoder_and_decoder(mode: str):
+def test_encoder_decoder_cache(mode: str):
     model, net, params, state = net_of(t5)
     call = caller(net, mode)
     with torch.no_grad():

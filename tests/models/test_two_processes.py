@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 
 @pytest.mark.timeout(900)
-def test_the_example_gives_the_same_losses_in_one_and_in_two_processes():
+def test_example_gives_the_same_losses_in_two_processes():
     sizes = ["--width", "32", "--layers", "1", "--steps", "3", "--layouts", "both"]
     done = subprocess.run(
         [sys.executable, "examples/shard_llama.py", *sizes],

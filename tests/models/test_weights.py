@@ -53,7 +53,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 @names
-def test_a_state_dict_is_torchs(name: str):
+def test_state_dict_matches_torch(name: str):
     model, _ = make(name)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -63,7 +63,7 @@ def test_a_state_dict_is_torchs(name: str):
 
 
 @names
-def test_a_state_dict_comes_back(name: str):
+def test_state_dict_round_trip(name: str):
     model, _ = make(name)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -76,7 +76,7 @@ def test_a_state_dict_comes_back(name: str):
 
 
 @names
-def test_a_safetensors_file_comes_back(name: str, tmp_path):
+def test_safetensors_file_round_trip(name: str, tmp_path):
     model, _ = make(name)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -92,7 +92,7 @@ def test_a_safetensors_file_comes_back(name: str, tmp_path):
     equal(dict(model.state_dict()), net.state_dict(new, state))
 
 
-def test_a_file_of_safetensors_itself_is_read(tmp_path):
+def test_file_written_by_safetensors_is_read(tmp_path):
     model, _ = make("tied")
     net = jtbridge.module(model)
     params, _ = net.init()
@@ -190,7 +190,7 @@ def test_load_refuses_another_shape():
         ("num_batches_tracked", 1j * np.ones(())),
     ],
 )
-def test_load_refuses_numbers_that_the_module_cannot_hold(name: str, value: Any):
+def test_load_refuses_values_out_of_range_of_the_dtype(name: str, value: Any):
     model = torch.nn.BatchNorm1d(2)
     net = jtbridge.module(model)
     params, state = net.init()
@@ -201,7 +201,7 @@ def test_load_refuses_numbers_that_the_module_cannot_hold(name: str, value: Any)
     np.testing.assert_array_equal(model.weight.detach(), 1)
 
 
-def test_whole_numbers_that_need_64_bits():
+def test_integers_that_need_64_bits():
     model = torch.nn.Linear(1, 1)
     model.register_buffer("prime", torch.tensor([3, 2**40]))
     net = jtbridge.module(model)
@@ -223,7 +223,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("leaf", [1.0, [1.0, 2.0], None, Holder(jnp.ones(2))])
-def test_a_leaf_that_is_no_array_is_refused(leaf: Any):
+def test_leaf_that_is_not_an_array_is_refused(leaf: Any):
     net = jtbridge.module(torch.nn.Linear(1, 2))
     params, state = net.init()
     wrong = {**params, "bias": leaf}
@@ -296,7 +296,7 @@ class HeldTwice(torch.nn.Module):
         return x * sum(weights)
 
 
-def test_a_released_weight_in_containers_comes_back():
+def test_released_weight_in_containers_is_restored():
     model = HeldTwice()
     net = jtbridge.module(model)
     params, state = net.init(release=True)
@@ -333,7 +333,7 @@ def test_copies_and_pickles_of_a_net():
         np.testing.assert_array_equal(other(params, state, x)[0], expected)
 
 
-def test_to_jax_refuses_what_is_no_tree_of_tensors():
+def test_to_jax_refuses_modules_and_generators():
     model = torch.nn.Linear(3, 2)
     with pytest.raises(ArgumentError, match=r"jtbridge.module\(model\).init\(\)"):
         jtbridge.to_jax(model)
@@ -379,7 +379,7 @@ def test_an_unknown_name_is_refused(use: str, name: str, tmp_path):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_a_call_made_is_known(use: str, tmp_path):
+def test_tensors_created_by_a_call_are_accepted(use: str, tmp_path):
     net = jtbridge.module(Remembers())
     params, state = net.init()
     for _ in range(2):
@@ -436,7 +436,7 @@ def test_tied_entries_may_hold_nan_and_may_be_missing():
     assert jnp.array_equal(found["a.weight"], net.init()[0]["a.weight"])
 
 
-def test_a_text_in_the_metadata_of_a_file_is_no_name(tmp_path):
+def test_metadata_text_is_not_a_tensor_name(tmp_path):
     net = jtbridge.module(torch.nn.Linear(2, 2))
     params, state = net.init()
     net.save_safetensors(tmp_path / "file", params, state, metadata={"base": "weight"})

@@ -8,7 +8,7 @@ import re
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def test_ruff_before_a_commit_has_the_version_of_make_lint():
+def test_pre_commit_ruff_has_the_version_of_make_lint():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     (revision,) = re.findall(r"repo: \S*/ruff-pre-commit\n\s*rev: v(\S+)\n", hooks)
     (pinned,) = re.findall(r"^ruff==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

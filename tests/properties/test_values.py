@@ -57,7 +57,7 @@ def test_every_dtype_and_shape_passes_through(name: str, data, dtype: str, shape
 
 
 @given(tree=trees(st.sampled_from(FLOATS + INTEGERS).flatmap(lambda d: shapes(2).flatmap(lambda s: arrays(d, s)))))
-def test_any_tree_in_and_out(tree):
+def test_any_tree_round_trips(tree):
     wrapped = jtbridge.wrap(lambda tree, *, same: (tree, same))
     jax_tree = jax.tree.map(jnp.asarray, tree)
     out = wrapped(jax_tree, same=jax_tree)
@@ -87,7 +87,7 @@ def test_backends_agree(call):
 
 
 @given(call=calls(["float32"]))
-def test_arguments_never_change(call):
+def test_arguments_are_never_modified(call):
     function, xs = call
     xs = [jnp.asarray(x) for x in xs]
     before = [np.array(x) for x in xs]

@@ -36,7 +36,7 @@ FUNCTIONS = {"auto": (traceable, "auto"), "called": (traceable, "dlpack"), "by d
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_torchs_derivatives_of_a_jax_function_that_calls_torch(name):
+def test_torch_derivatives_of_a_jax_function_that_calls_torch(name):
     fn, backend = FUNCTIONS[name]
     wrapped = jtbridge.wrap(fn, backend=backend)
     f = jtbridge.to_torch_function(lambda x: wrapped(x))
@@ -52,7 +52,7 @@ def test_torchs_derivatives_of_a_jax_function_that_calls_torch(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives_by_jax_inside_a_jax_function_in_torch(name):
+def test_jax_derivatives_inside_a_jax_function_called_from_torch(name):
     fn, backend = FUNCTIONS[name]
     wrapped = jtbridge.wrap(fn, backend=backend)
     gradient = jtbridge.to_torch_function(lambda x: jax.grad(lambda x: wrapped(x).sum())(x))
@@ -75,7 +75,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives_by_jax_inside_a_custom_operator(name, transform):
+def test_jax_derivatives_inside_a_custom_operator(name, transform):
     fn, backend = FUNCTIONS[name]
     of_jax, of_torch = TRANSFORMS[transform]
     derivative = of_jax(jtbridge.wrap(fn, backend=backend))

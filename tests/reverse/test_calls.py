@@ -59,7 +59,7 @@ def test_keywords_that_jtbridge_uses_itself():
     assert f(self=torch.tensor(2), args=torch.tensor(3), kwargs=torch.tensor(5), name=7).item() == 210
 
 
-def test_static_values_of_other_types_are_other_values():
+def test_equal_static_values_of_different_types_are_distinguished():
     f = jtbridge.to_torch_function(lambda x, n: x if isinstance(n, bool) else x + n)
     x = torch.arange(3.0)
     torch.testing.assert_close(f(x, 1), x + 1)
@@ -74,7 +74,7 @@ class Scaled:
     scale: object = dataclasses.field(metadata={"static": True})
 
 
-def test_static_parts_of_a_tree_of_other_types_are_other_values():
+def test_equal_static_tree_parts_of_different_types_are_distinguished():
     f = jtbridge.to_torch_function(lambda s: Scaled(jnp.asarray(s.scale), s.scale))
     for scale in (0.0, -0.0, 0, False):
         got = f(Scaled(torch.ones(2), scale))
@@ -145,7 +145,7 @@ def test_x64_is_on_in_the_forward_and_off_in_the_backward():
     torch.testing.assert_close(gradient, 3 * x**2, rtol=1e-15, atol=0)
 
 
-def test_nothing_is_copied_on_the_way():
+def test_conversions_do_not_copy():
     cpu = jax.local_devices(backend="cpu")[0]
     x = torch.zeros(1 << 16)
     array = to_array(x, cpu)
@@ -153,7 +153,7 @@ def test_nothing_is_copied_on_the_way():
     assert to_tensor(array, x.device).data_ptr() == x.data_ptr()
 
 
-def test_results_have_memory_of_their_own():
+def test_results_have_separate_memory():
     constant = jnp.arange(4.0)
     f = jtbridge.to_torch_function(lambda x: (x, x, constant, jnp.zeros(4), jnp.zeros(4)))
     x = torch.ones(4)
@@ -243,7 +243,7 @@ def test_arrays_of_jax_and_numpy_among_the_arguments():
     assert got.tolist() == [3.0, 3.0]
 
 
-def test_weakly_typed_arrays_give_way_to_other_dtypes_as_in_jax():
+def test_weakly_typed_arrays_follow_jax_promotion():
     f = jtbridge.to_torch_function(lambda a, b: a * b)
     x = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
     for b in (jnp.asarray(2.0), jnp.ones((), jnp.float32)):
@@ -276,7 +276,7 @@ def test_dropped_functions_are_collected():
     assert len(HANDLES) <= before
 
 
-def test_an_autograd_graph_keeps_its_function():
+def test_autograd_graph_keeps_its_function_alive():
     x = torch.rand(3, requires_grad=True)
     value = jtbridge.to_torch_function(lambda x: jnp.sin(x).sum())(x)
     gc.collect()
@@ -327,7 +327,7 @@ def test_results_on_several_devices_are_gathered(size: int):
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-def test_settings_of_torch_and_jax_are_left_alone():
+def test_settings_of_torch_and_jax_are_unchanged():
     def state():
         return (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), dict(jax.config.values))
 
@@ -348,13 +348,13 @@ print(*[name for name in ("torch._dynamo", "sympy", "flax", "equinox", "jtbridge
 """
 
 
-def test_a_call_and_its_gradient_load_nothing_heavy():
+def test_call_and_gradient_import_no_heavy_modules():
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
 
-def test_settings_and_caches_of_jax_changed_in_between():
+def test_settings_and_caches_of_jax_changed_between_calls():
     f = jtbridge.to_torch_function(lambda x: {"y": jnp.sin(x) ** 2})
 
     def check():
@@ -384,7 +384,7 @@ def test_without_jit_arguments_are_arrays_of_jax():
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
-def test_without_jit_an_array_that_the_function_keeps_does_not_change(size: int):
+def test_array_stored_by_the_function_without_jit_does_not_change(size: int):
     kept = []
     x = torch.ones(size)
     with jax.disable_jit():
@@ -444,7 +444,7 @@ def test_large_and_small_results_can_be_written_to(size: int):
         assert (float(a.sum()), float(b.sum()), float(x.sum())) == (2 * size, size, 0)
 
 
-def test_a_dict_of_results_keeps_its_order_and_keys_of_several_types():
+def test_dict_results_keep_their_order_and_key_types():
     f = jtbridge.to_torch_function(lambda x: {"b": x, 1: {"z": 2 * x, "y": [{"d": 3 * x, "c": x}]}, "a": x})
     x = torch.ones(2)
     for found in (f(x), torch.func.vmap(f)(x), torch.func.jacrev(f)(x)):

@@ -58,7 +58,7 @@ def test_a_tracer_is_refused_in_a_call_of_torch(trace):
     ],
     ids=["vmap", "grad"],
 )
-def test_the_name_of_an_axis_around_torch_code_is_refused(transform):
+def test_vmap_axis_name_across_torch_code_is_refused(transform):
     centered = jtbridge.to_torch_function(lambda x: x - jax.lax.pmean(x, "rows"))
     rows = jnp.arange(6.0).reshape(3, 2)
     with pytest.raises(JaxCallError, match=r"uses the name of an axis .*rows.*in JAX, before or after"):
@@ -69,7 +69,7 @@ def test_the_name_of_an_axis_around_torch_code_is_refused(transform):
     assert jax.vmap(jtbridge.wrap(lambda x: inside(x)), axis_name="rows")(rows).tolist() == [[-0.5, 0.5]] * 3
 
 
-def test_a_tracer_is_refused_in_a_bridge_in_a_bridge():
+def test_tracer_is_refused_in_nested_conversions():
     outer = jtbridge.to_torch_function(
         lambda x: jtbridge.wrap(lambda t: jtbridge.to_torch_function(lambda y: y * x.sum())(t))(B)
     )
@@ -145,7 +145,7 @@ def test_a_gradient_belongs_to_its_values_under_another_setting():
     assert (y.item(), pull(torch.ones(1))[0].item()) == (2.0, 4.0)
 
 
-def test_cleared_caches_free_what_a_gradient_closed_over():
+def test_cleared_caches_free_arrays_closed_over_by_gradients():
     held = [None]
     f = jtbridge.to_torch_function(lambda x: x * held[0])
     x = torch.ones(1000, requires_grad=True)
@@ -232,7 +232,7 @@ X = jnp.ones(3)
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.ConstantsWarning")
 @pytest.mark.parametrize("first_in_torch", [False, True])
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_module_does_not_compute_with_its_own_weight(read, first_in_torch):
+def test_reading_a_weight_of_the_torch_module_is_refused(read, first_in_torch):
     module = _own(read)
     if first_in_torch:
         assert module(torch.ones(3)).item() == 3.0
@@ -285,7 +285,7 @@ def test_detached_weights_are_values_eagerly_and_refused_in_a_trace():
         jax.jit(net)(params, state, X)
 
 
-def test_arguments_of_a_wrapped_function_that_a_closure_reads_are_refused_in_a_gradient():
+def test_closed_over_arguments_are_refused_in_a_gradient():
     f = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax(w))(x).sum())
     assert f(X, 5 * X) == 15.0
     assert jax.grad(f)(X, 5 * X).tolist() == [5.0, 5.0, 5.0]
@@ -297,7 +297,7 @@ def test_arguments_of_a_wrapped_function_that_a_closure_reads_are_refused_in_a_g
     assert jax.grad(detached, 1)(X, 5 * X).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_weights_without_a_gradient_are_told_once():
+def test_weights_without_a_gradient_give_one_warning():
     linear, before = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     f = to_torch(jtbridge.wrap(lambda x: linear(x)))
     with pytest.warns(ConstantsWarning, match=r"2 torch tensors that require a gradient \(shape \(3, 3\), "):
@@ -307,7 +307,7 @@ def test_weights_without_a_gradient_are_told_once():
 
 
 @pytest.mark.parametrize("kind", ["frozen", "no_grad", "detach", "wrapped", "only reachable"])
-def test_weights_that_need_no_gradient_are_not_told(kind):
+def test_weights_that_need_no_gradient_give_no_warning(kind):
     linear = torch.nn.Linear(3, 3)
     x = torch.ones(2, 3, requires_grad=True)
     if kind == "frozen":
@@ -400,14 +400,14 @@ READ_WITHOUT_A_GRADIENT = {
 
 
 @pytest.mark.parametrize("read", READ_WITHOUT_A_GRADIENT.values(), ids=READ_WITHOUT_A_GRADIENT)
-def test_reads_that_want_no_gradient(read):
+def test_reads_without_a_gradient(read):
     module = _made(lambda self: lambda x: to_torch(lambda y: y * read(self.w))(x * self.w))
     assert module(torch.ones(3)).item() == module(torch.ones(3)).item()
     net = jtbridge.module(module)
     assert float(net(*net.init(), X)[0]) == module(torch.ones(3)).item()
 
 
-def test_weights_that_an_inner_bridge_reads():
+def test_weights_closed_over_by_a_nested_function_are_refused():
     def nested(self):
         inner = to_torch(jtbridge.wrap(lambda x: x * self.w))
         return to_torch(jtbridge.wrap(lambda x: inner(x)))

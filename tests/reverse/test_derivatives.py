@@ -97,7 +97,7 @@ def test_real_functions(case: Case, transform: str):
 
 
 @pytest.mark.parametrize("transform", ["call", "backward 3", "grad of grad", "jacrev", "vmap of grad"])
-def test_functions_with_a_gradient_of_their_own(transform: str):
+def test_functions_with_custom_gradients(transform: str):
     got = TRANSFORMS[transform](jtbridge.to_torch_function(ONCE.of_jax), ONCE.x)
     torch.testing.assert_close(got, TRANSFORMS[transform](ONCE.of_torch, ONCE.x), rtol=1e-4, atol=1e-4)
 
@@ -127,7 +127,7 @@ def test_complex_functions(case: Case, transform: str):
     torch.testing.assert_close(got, expected, rtol=5e-4, atol=5e-4)
 
 
-def test_the_second_derivative_that_others_get_wrong():
+def test_second_derivative_of_a_product():
     x = torch.tensor(0.7, requires_grad=True)
     (first,) = torch.autograd.grad(jtbridge.to_torch_function(lambda x: x**2 * jnp.sin(x))(x), x, create_graph=True)
     (second,) = torch.autograd.grad(first, x)
@@ -149,7 +149,7 @@ def test_gradcheck_in_double_precision(x64):
     assert torch.autograd.gradgradcheck(flat, (x, y), check_fwd_over_rev=True)
 
 
-def test_only_what_needs_a_gradient_gets_one():
+def test_only_results_that_need_a_gradient_require_one():
     f = jtbridge.to_torch_function(lambda x, n, y: (x * n.astype(x.dtype) * y, n + 1, n > 1))
     x, y, n = torch.rand(3, requires_grad=True), torch.rand(3), torch.tensor([1, 2, 3])
     out, count, flag = f(x, n, y)
@@ -183,7 +183,7 @@ def doubled_in_a_loop(x):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("unused", [jnp.sqrt, with_another_gradient, doubled_in_a_loop], ids=["inf", "rule", "loop"])
-def test_a_result_without_a_cotangent_takes_no_part(unused: Callable, create_graph: bool):
+def test_result_without_a_cotangent_is_not_differentiated(unused: Callable, create_graph: bool):
     f = jtbridge.to_torch_function(lambda x: (unused(x), 2 * x, x * x))
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     for out, expected in ((1, [2.0, 2.0]), (1, [2.0, 2.0]), (2, [0.0, 2.0]), (1, [2.0, 2.0])):
@@ -209,7 +209,7 @@ def test_the_state_of_a_module_has_no_cotangent():
 
 @pytest.mark.parametrize("change", ["caches", "context"])
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_a_gradient_is_that_of_the_trace_that_gave_the_values(change: str, create_graph: bool):
+def test_gradient_uses_the_trace_of_the_values(change: str, create_graph: bool):
     factor = [2.0]
     f = jtbridge.to_torch_function(lambda x: x * x * factor[0])
     x = torch.ones(2, requires_grad=True)
@@ -224,7 +224,7 @@ def test_a_gradient_is_that_of_the_trace_that_gave_the_values(change: str, creat
         assert torch.autograd.grad(got.sum(), x)[0].tolist() == [4.0, 4.0]
 
 
-def test_a_gradient_is_that_of_the_run_and_repeats_no_effects():
+def test_gradient_uses_the_forward_run_and_repeats_no_effects():
     """This holds whichever results are used. JAX calls the host once for a value and its gradient."""
     calls = []
 
@@ -338,7 +338,7 @@ def clipped(x):
 clipped.defvjp(lambda x: (x**3, x), lambda x, cotangent: (jnp.clip(3 * x**2, -5, 5) * cotangent,))
 
 
-def test_second_derivatives_of_a_function_with_a_gradient_of_its_own():
+def test_second_derivatives_of_a_function_with_a_custom_gradient():
     at = np.array([1.0, 2.0], "float32")
     f = jtbridge.to_torch_function(clipped)
 

@@ -119,7 +119,7 @@ def test_tracers():
 
 
 @pytest.mark.parametrize("result", ["text", object(), jnp.sin], ids=["str", "object", "function"])
-def test_results_that_are_no_arrays(result):
+def test_results_that_are_not_arrays_are_refused(result):
     with pytest.raises(ArgumentError, match="which is not an array"):
         jtbridge.to_torch_function(lambda x: (x, result))(torch.ones(2))
 
@@ -129,13 +129,13 @@ def test_keys_as_results():
         jtbridge.to_torch_function(lambda: jax.random.key(0))()
 
 
-def test_a_torch_function_given_tracers_fails_as_its_own_error():
+def test_torch_function_with_tracers_raises_its_own_error():
     with pytest.raises(TypeError):
         jtbridge.to_torch_function(torch.sin)(torch.ones(2))
 
 
 @pytest.mark.parametrize("wrong", [3, torch.nn.Linear(1, 1), None])
-def test_functions_that_are_none(wrong):
+def test_invalid_functions_and_options_are_refused(wrong):
     if wrong is None:
         with pytest.raises(ArgumentError, match="must be 'int64' or 'keep'"):
             jtbridge.to_torch_function(jnp.sin, int32="no")
@@ -197,7 +197,7 @@ def test_exceptions_in_the_backward():
         jtbridge.to_torch_function(f)(x).sum().backward()
 
 
-def test_branches_on_data_raise_jax_own_error():
+def test_branches_on_data_raise_the_error_of_jax():
     with pytest.raises(jax.errors.TracerBoolConversionError):
         jtbridge.to_torch_function(lambda x: x if x.sum() > 0 else -x)(torch.ones(2))
 
@@ -229,7 +229,7 @@ def test_integers_have_no_gradient():
     assert not double(torch.ones(2, dtype=torch.int64)).requires_grad
 
 
-def test_forward_mode_of_a_function_with_a_reverse_rule_alone():
+def test_forward_mode_of_a_function_with_only_a_reverse_rule():
     @jax.custom_vjp
     def f(x):
         return x

@@ -63,14 +63,14 @@ def test_compile(backend: str):
     torch.testing.assert_close(compiled(y), reference(y))
 
 
-def test_compile_tells_functions_apart():
+def test_compile_distinguishes_functions():
     torch.compiler.reset()
     compiled = torch.compile(lambda f, x: f(x), backend="eager", fullgraph=True)
     functions = [jtbridge.to_torch_function(lambda x, n=n: x * n) for n in (2.0, 3.0, 5.0)]
     assert [compiled(f, torch.ones(())).item() for f in (*functions, *functions)] == [2, 3, 5, 2, 3, 5]
 
 
-def test_compile_keeps_its_functions(monkeypatch):
+def test_compile_keeps_functions_alive(monkeypatch):
     monkeypatch.setattr("jtbridge.reverse._bound._MAX_SIGNATURES", 2)
     torch.compiler.reset()
     g = jtbridge.to_torch_function(lambda x, n: x * n)
@@ -155,7 +155,7 @@ def test_a_function_without_arguments_on_the_meta_device():
     assert zeros()["n"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_graph_that_outlives_its_function_says_so():
+def test_graph_that_outlives_its_function_raises():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -239,7 +239,7 @@ def test_forward_mode_inside_a_compiled_function(name: str, backend: str):
     assert torch.func.jvp(torch.sin, (x,), (x,))[1].equal(torch.cos(x) * x)  # no level is left
 
 
-def test_derivatives_are_those_of_the_trace_that_gave_the_values():
+def test_derivatives_use_the_trace_of_the_values():
     factor = [2.0]
     f = jtbridge.to_torch_function(lambda x: x * factor[0])
     x = torch.tensor(3.0)

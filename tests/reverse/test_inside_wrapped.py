@@ -150,7 +150,7 @@ def test_a_wrapped_function_in_a_jax_function_in_a_wrapped_function(transform, p
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("depth", [2, 3])
-def test_bridges_in_bridges(transform: str, depth: int):
+def test_nested_functions(transform: str, depth: int):
     """In a compiled program no wrapped function was called before, so each level is captured inside the next one."""
     f = outer
     for _ in range(depth):
@@ -164,7 +164,7 @@ def test_bridges_in_bridges(transform: str, depth: int):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_weights_in_bridges_in_bridges(transform: str):
+def test_weights_in_nested_functions(transform: str):
     """A trace that begins inside another trace is not recorded by that trace, and uses none of its tensors."""
     linear = torch.nn.Linear(3, 3, bias=False)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_weights_in_bridges_in_bridges(transform: str):
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian, torch.func.jacfwd])
-def test_bridges_in_bridges_from_torch(transform):
+def test_nested_functions_from_torch(transform):
     twice = jtbridge.wrap(lambda x: inner(x) * 2)
     f = jtbridge.to_torch_function(lambda x: jtbridge.wrap(jtbridge.to_torch_function(lambda x: twice(x) + x))(x).sum())
     x = torch.tensor([0.2, 0.5])
@@ -192,12 +192,12 @@ def test_bridges_in_bridges_from_torch(transform):
     torch.testing.assert_close(transform(f)(x), expected)
 
 
-def test_a_wrapped_function_is_torch_code_again_after_such_a_call():
+def test_wrapped_function_runs_as_torch_after_a_nested_call():
     f = jtbridge.wrap(lambda x: in_torch_code(back_in_torch(x)))
     np.testing.assert_allclose(f(jnp.array([0.5])), jax.jit(f)(jnp.array([0.5])), rtol=1e-5)
 
 
-def test_a_wrapped_function_inside_a_jax_function_that_torch_func_traces_first():
+def test_wrapped_function_inside_a_jax_function_traced_by_torch_func():
     inner = jtbridge.wrap(lambda x: torch.sin(x) * jtbridge.to_torch_function(jnp.cos)(x))
     f = jtbridge.to_torch_function(lambda x: inner(x))  # JAX has not traced it yet
     x = torch.rand(2, 3)
@@ -206,7 +206,7 @@ def test_a_wrapped_function_inside_a_jax_function_that_torch_func_traces_first()
 
 
 @pytest.mark.parametrize("transform", ["call", "grad", "jvp"])
-def test_a_jax_function_reads_its_state_where_it_is_called(transform: str):
+def test_jax_function_reads_its_state_at_each_call(transform: str):
     scale = [1.0]
     inside = jtbridge.to_torch_function(lambda x: x * scale[0])
     f = jtbridge.wrap(lambda x: inside(x).sum())

@@ -47,7 +47,7 @@ def sometimes(bad: Callable[[], object]) -> Callable[[jax.Array], jax.Array]:
     return call
 
 
-def test_nothing_wrong():
+def test_correct_function_has_no_findings():
     report = found(lambda x: x * 2)
     assert report.calls["planted"] > 10
     assert (report.wrong, report.hung, report.disturbed, report.raised, report.new_threads) == (0, [], [], 0, 0)
@@ -103,13 +103,13 @@ def test_a_call_that_must_raise(failing, text):
     assert text is None or text in report.problems[0]
 
 
-def test_growing_memory():
+def test_memory_growth():
     report = found(sometimes(lambda: HELD.append(bytearray(b"1") * 2_000_000)), seconds=4)
     assert report.growth > 0.01
     assert "memory" in failures(report)
 
 
-def test_threads_that_stay():
+def test_leaked_threads():
     end = threading.Event()
     report = found(sometimes(lambda: threading.Thread(target=end.wait, daemon=True).start()), seconds=2)
     end.set()
@@ -117,13 +117,13 @@ def test_threads_that_stay():
     assert "threads" in failures(report)
 
 
-def test_functions_that_are_kept():
+def test_leaked_functions():
     report = found(sometimes(lambda: HELD.append(_dropped._new())))
     assert report.kept > 0
     assert "functions kept" in failures(report)
 
 
-def test_a_setting_that_stays():
+def test_leaked_setting():
     def bad() -> None:
         torch.set_grad_enabled(False)
 
@@ -132,7 +132,7 @@ def test_a_setting_that_stays():
     assert "disturbed" in failures(report)
 
 
-def test_random_numbers_that_were_drawn():
+def test_global_random_state_that_changed():
     with torch.random.fork_rng():
         report = found(sometimes(lambda: torch.rand(1) and None))
     assert report.disturbed == ["the random numbers of torch or numpy"]
@@ -181,7 +181,7 @@ def test_all_functions_for_a_short_time():
     assert report.calls.total() > 100
 
 
-def test_the_share_that_raises():
+def test_share_of_raising_functions_is_bounded():
     every = functions()
     raising = sum(function.weight for function in every if function.failure)
     # Each also makes the call that must work.

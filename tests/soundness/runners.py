@@ -145,10 +145,10 @@ def outcome(case: Any, mode: str, backend: str, isolated: bool = False) -> tuple
     """Return "right", "refused", "wrong" or "crashed", and the reason."""
     if case.isolated and not isolated:
         return _in_a_child(case, mode, backend)
-    with _torch_as_it_was(), warnings.catch_warnings():
+    with _restored_torch_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = [_frozen(y) for y in case.script(Torch())]
-    with _torch_as_it_was(), warnings.catch_warnings():
+    with _restored_torch_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = 0
         try:
@@ -245,7 +245,7 @@ def _frozen(tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _torch_as_it_was() -> Iterator[None]:
+def _restored_torch_state() -> Iterator[None]:
     state, dtype, grad = torch.get_rng_state(), torch.get_default_dtype(), torch.is_grad_enabled()
     try:
         yield

@@ -79,7 +79,7 @@ def test_other_backends(backend):
     ],
     ids=["tensor", "module", "tree"],
 )
-def test_after_a_refused_draw_the_cache_is_of_use(make):
+def test_cache_works_after_a_refused_draw(make):
     cached = functools.cache(make)
 
     def f(x):
@@ -99,7 +99,7 @@ def test_after_a_refused_draw_the_cache_is_of_use(make):
     np.testing.assert_allclose(wrapped(X), eager)
 
 
-def test_results_from_before_are_kept():
+def test_cached_results_from_before_the_trace_are_kept():
     calls = []
 
     @functools.cache

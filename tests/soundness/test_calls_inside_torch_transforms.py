@@ -70,7 +70,7 @@ def test_results(around: str, way: str, backend: str):
         np.testing.assert_allclose(f(x), wanted, rtol=1e-6)
 
 
-def test_the_mode_is_active_again_afterwards():
+def test_mode_is_active_after_the_call():
     f = jtbridge.wrap(lambda t: t * 2)
     with FakeTensorMode() as mode:
         f(X)

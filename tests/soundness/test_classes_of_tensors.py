@@ -50,21 +50,21 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
 @pytest.mark.parametrize("name", RESULTS)
-def test_as_a_result(name: str, backend: str, use: str):
+def test_subclass_as_a_result_is_refused(name: str, backend: str, use: str):
     with pytest.raises(ArgumentError, match="a class of tensors with operators of its own"):
         USES[use](jtbridge.wrap(RESULTS[name], backend=backend))
 
 
 @pytest.mark.parametrize("use", ["eager", "jit"])
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_inside(backend: str, use: str):
+def test_subclass_inside_a_function(backend: str, use: str):
     f = jtbridge.wrap(
         lambda x: (torch.masked.as_masked_tensor(x, x > 1) * x).to_tensor(0.0) + (x * two()).a, backend=backend
     )
     assert USES[use](f).tolist() == [[3, 10], [18, 28]]
 
 
-def test_as_a_gradient():
+def test_subclass_as_a_gradient_is_refused():
     f = jtbridge.wrap(lambda x: (torch.masked.as_masked_tensor(x, x > 1) * x).to_tensor(0.0))
     with pytest.raises(ArgumentError, match="MaskedTensor"):
         jax.grad(lambda x: f(x).sum())(X)
@@ -72,7 +72,7 @@ def test_as_a_gradient():
 
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("made", [two, masked])
-def test_outside_of_functions(made: Callable[[], torch.Tensor], copy: bool):
+def test_conversion_of_a_subclass_is_refused(made: Callable[[], torch.Tensor], copy: bool):
     with pytest.raises(ArgumentError, match="a class of tensors with operators of its own"):
         jtbridge.to_jax(made(), copy=copy)
     with pytest.raises(ArgumentError, match="a class of tensors with operators of its own"):
@@ -81,7 +81,7 @@ def test_outside_of_functions(made: Callable[[], torch.Tensor], copy: bool):
         jtbridge.to_torch_function(jnp.sin)(made())
 
 
-def test_as_a_parameter():
+def test_subclass_as_a_parameter_is_refused():
     model = torch.nn.Linear(2, 2)
     model.weight = torch.nn.Parameter(two())
     with pytest.raises(ModelError, match="`weight` is a `TwoTensor`"):

@@ -272,14 +272,14 @@ def test_a_number_that_depends_on_data_is_an_array():
     assert jax.jit(jax.vmap(f))(jnp.array([[1.0, 2.0, 2.0], [4.0, 5.0, 6.0]])).tolist() == [2, 3]
 
 
-def test_the_report_says_why_it_is_called():
+def test_report_gives_the_reason_for_a_call():
     report = jtbridge.explain(sum_of_a_mask, jnp.asarray(V))
     assert (report.backend, report.gradient.split(",")[0]) == ("dlpack", "dlpack")
     assert "sizes depend on the values of its arguments (operator `aten.nonzero.default`)" in report.reasons["xla"]
     assert __file__ in report.reasons["xla"]
 
 
-def test_scan_over_a_function_with_such_sizes():
+def test_scan_over_a_function_with_data_dependent_sizes():
     f = jtbridge.wrap(mean_of_a_mask_times)
     got = jax.jit(lambda v: jax.lax.scan(lambda v, _: (f(v), None), v, None, length=2)[0])(jnp.asarray(V))
     np.testing.assert_allclose(got, mean_of_a_mask_times(mean_of_a_mask_times(torch.from_numpy(V))), rtol=1e-5)
@@ -323,7 +323,7 @@ def test_results_whose_size_depends_on_data_are_refused(fn, backend):
         jax.jit(jtbridge.wrap(fn, backend=backend))(jnp.asarray(V))
 
 
-def test_a_loop_that_makes_the_size_is_refused():
+def test_loop_that_determines_a_result_size_is_refused():
     with pytest.raises(ShapeInferenceError):
         jax.jit(jtbridge.wrap(never_ends))(jnp.asarray(V))
 
@@ -352,13 +352,13 @@ def test_the_error_names_the_result_the_axis_and_the_line():
         (lambda v: ([v], (v,)), r"PyTreeDef\(.*\) or PyTreeDef\(.*\) for different values"),
     ],
 )
-def test_a_tree_that_depends_on_data_is_refused(results: Callable, difference: str):
+def test_result_tree_that_depends_on_data_is_refused(results: Callable, difference: str):
     f = jtbridge.wrap(lambda v: results(v)[0] if v.sum() > 0 else results(v)[1])
     with pytest.raises(DataDependentShapeError, match=rf"returns {difference}, and a JAX program needs one tree"):
         jax.jit(f)(jnp.asarray(V))
 
 
-def test_declared_shapes_are_compared_with_what_is_known():
+def test_declared_shapes_are_compared_with_known_shapes():
     def f(v):
         return v[v > 0], v.sum()
 
@@ -382,7 +382,7 @@ def test_a_check_that_fails_raises_in_the_program():
         jax.block_until_ready(f(jnp.asarray(V * 10)))
 
 
-def test_only_one_way_may_return():
+def test_only_one_branch_may_return():
     """If some branches of a function raise for the given shapes, the types of the other branches count."""
 
     def f(v):
@@ -441,7 +441,7 @@ def test_all_results_of_least_squares(shape: tuple[int, ...], driver: str | None
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_size_that_is_wrongly_declared_as_zero_is_noticed_at_run_time(backend, batched):
+def test_size_wrongly_declared_as_zero_is_detected_at_run_time(backend, batched):
     f = jtbridge.wrap(lambda v: v[v > 0], output_shapes=jax.ShapeDtypeStruct((0,), jnp.float32))
     f, v = (jax.vmap(f), jnp.stack([V, V])) if batched else (f, V)
     assert jax.jit(f)(-jnp.ones_like(v)).shape[-1] == 0

@@ -39,7 +39,7 @@ def dropped(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_a_function_that_counts_is_refused_and_its_count_is_put_back(name: str):
+def test_function_that_counts_is_refused_and_its_count_is_restored(name: str):
     count = [0]
 
     def counts(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_a_key_draws_the_same_in_both_runs(name: str):
 
 
 @pytest.mark.parametrize("name", AGAIN | ONCE)
-def test_pure_functions_and_those_that_settle_have_all_derivatives(name: str):
+def test_pure_and_caching_functions_have_all_derivatives(name: str):
     table: dict[str, torch.Tensor] = {}
 
     def cached(x: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def network_of_values(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [network, network_of_values])
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_the_state_follows_from_the_key(function, backend: str, jitted: bool):
+def test_state_depends_only_on_the_key(function, backend: str, jitted: bool):
     f = jtbridge.wrap(function, backend=backend)
     call = (jax.jit if jitted else lambda g: g)(lambda x, seed: f(x, rng=jax.random.key(seed)))
     before = torch.get_rng_state()

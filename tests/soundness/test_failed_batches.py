@@ -25,7 +25,7 @@ def unbatchable(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum().item()
 
 
-def test_each_batch_of_cond_is_that_of_its_rows():
+def test_batch_of_cond_matches_its_rows():
     f = jtbridge.wrap(lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)))
     rows = jnp.array([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]])
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_another_branch_after_a_success_is_refused_once():
     assert len(log) == 4
 
 
-def test_draws_are_those_of_a_loop():
+def test_draws_match_a_loop():
     def f(x):
         return unbatchable(x + torch.rand(3)) + torch.nn.functional.dropout(x, 0.5) + random.random() + np.random.rand()
 

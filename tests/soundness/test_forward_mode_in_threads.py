@@ -121,7 +121,7 @@ def test_while_a_derivative_is_traced(fn: Callable, backend: str) -> None:
 
 
 @pytest.mark.parametrize("call", [jtbridge.wrap(slope), lambda x: slope(torch.from_numpy(np.array(x)))])
-def test_while_torch_itself_uses_it(call: Callable) -> None:
+def test_while_torch_computes_forward_mode_on_another_thread(call: Callable) -> None:
     x = jnp.asarray(X)
     found = start(program(slope))
     threading.Timer(0.1, proceed.set).start()
@@ -130,7 +130,7 @@ def test_while_torch_itself_uses_it(call: Callable) -> None:
     np.testing.assert_allclose(found, WANT)
 
 
-def test_after_torch_itself_began_to() -> None:
+def test_program_started_inside_torch_forward_mode() -> None:
     run = program(slope)
     found = []
 
@@ -146,7 +146,7 @@ def test_after_torch_itself_began_to() -> None:
     np.testing.assert_allclose(found[0], WANT)
 
 
-def test_inside_a_derivative_of_torch_that_waits_for_it() -> None:
+def test_program_awaited_inside_torch_forward_mode() -> None:
     run = program(slope)
     proceed.set()
 
@@ -157,7 +157,7 @@ def test_inside_a_derivative_of_torch_that_waits_for_it() -> None:
     np.testing.assert_allclose(torch.func.jvp(scaled, (x,), (torch.ones_like(x),))[1], WANT * WANT[0])
 
 
-def test_a_level_that_ends_too_early_is_refused() -> None:
+def test_forward_mode_level_that_ends_too_early_is_refused() -> None:
     run = program(slope)
     found = []
 
@@ -174,7 +174,7 @@ def test_a_level_that_ends_too_early_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fn", [*FUNCTIONS, slope_at_values])
-def test_two_programs_at_once(fn: Callable) -> None:
+def test_two_concurrent_programs(fn: Callable) -> None:
     run, other = program(fn), program(slope, "dlpack")
     proceed.set()
     wrong = []
@@ -196,7 +196,7 @@ def test_two_programs_at_once(fn: Callable) -> None:
 
 
 @pytest.mark.parametrize("owner", ["a trace", "a callback"])
-def test_a_trace_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+def test_wait_for_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
     monkeypatch.setattr(forward_mode, "_LONGEST", 1)
     held, found = threading.Event(), []
 
@@ -225,7 +225,7 @@ def test_a_trace_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert (error is None) == (owner == "a callback")
 
 
-def test_is_found_in_code() -> None:
+def test_uses_of_forward_mode_are_found_in_code() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return slope(x)

@@ -98,7 +98,7 @@ forms = pytest.mark.parametrize(
 
 
 @forms
-def test_a_write_behind_it_is_refused_and_undone(form):
+def test_write_in_an_inner_function_is_refused_and_undone(form):
     counter = Counter()
     f = jtbridge.wrap(form(counter))
     with pytest.raises(MutationError, match="calls"):
@@ -110,7 +110,7 @@ def test_a_write_behind_it_is_refused_and_undone(form):
 
 
 @forms
-def test_reports_leave_it_as_it_was(form):
+def test_reports_do_not_change_state(form):
     counter = Counter()
     assert not jtbridge.purity(form(counter), X).is_pure
     with pytest.raises(MutationError):
@@ -119,7 +119,7 @@ def test_reports_leave_it_as_it_was(form):
 
 
 @forms
-def test_an_eager_batch_that_falls_back_to_rows_counts_each_row_once(form):
+def test_eager_sequential_batch_runs_each_row_once(form):
     counter = Counter()
     inner = form(counter)
     rows = jnp.ones((3, 3))
@@ -128,7 +128,7 @@ def test_an_eager_batch_that_falls_back_to_rows_counts_each_row_once(form):
     np.testing.assert_array_equal(got[:, 0], [3.0, 6.0, 9.0])
 
 
-def test_state_is_read_anew_between_two_calls_in_one_trace():
+def test_state_is_read_again_between_two_calls_in_one_trace():
     scale, weight = [2.0], torch.ones(3)
     inner = jtbridge.wrap(lambda x: x * scale[0] * weight)
     outer = jtbridge.wrap(lambda x: inner(x))
@@ -167,7 +167,7 @@ def test_draws_of_python_are_refused():
         jax.jit(jtbridge.wrap(lambda x: inner(x)))(X)
 
 
-def test_attributes_hold_no_tensors_of_the_trace():
+def test_traced_tensors_are_removed_from_attributes():
     class Keeper:
         last = None
 
@@ -183,14 +183,14 @@ def test_attributes_hold_no_tensors_of_the_trace():
     assert keeper.last is None
 
 
-def test_ordered_effects_count_from_the_start():
+def test_ordered_effects_run_once_per_call():
     counter = Counter()
     f = jax.jit(jtbridge.wrap(wrapped(counter), effects="ordered"))
     for number in (1, 2, 3):
         np.testing.assert_array_equal(f(X), number * X)
 
 
-def test_default_values_of_keywords():
+def test_changed_keyword_defaults_are_refused():
     def f(x, *, k=1):
         f.__kwdefaults__["k"] += 1
         return x * k
@@ -200,7 +200,7 @@ def test_default_values_of_keywords():
     assert f.__kwdefaults__ == {"k": 1}
 
 
-def test_a_function_that_dispatches_on_types_is_no_write():
+def test_singledispatch_is_not_a_write():
     @functools.singledispatch
     def double(x):
         return x * 2
@@ -208,7 +208,7 @@ def test_a_function_that_dispatches_on_types_is_no_write():
     np.testing.assert_array_equal(jax.jit(jtbridge.wrap(lambda x: double(x)))(X), 2 * X)
 
 
-def test_a_users_module_with_the_name_of_a_standard_one(tmp_path, monkeypatch):
+def test_user_module_named_like_a_standard_module(tmp_path, monkeypatch):
     (tmp_path / "code.py").write_text("calls = []\ndef step(x):\n    calls.append(1)\n    return x * len(calls)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "code", raising=False)

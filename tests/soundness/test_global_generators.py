@@ -42,7 +42,7 @@ def test_draws_from_a_global_generator_are_refused(name, backend):
     assert draw() == want
 
 
-def test_other_threads_draw_undisturbed_and_are_not_taken_for_the_function():
+def test_draws_of_other_threads_are_not_attributed_to_the_function():
     source = random.Random(7)
     want = [source.random() for _ in range(20_000)]
     found: list[float] = []
@@ -73,7 +73,7 @@ def test_other_threads_draw_undisturbed_and_are_not_taken_for_the_function():
 
 @pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())], ids=["Python", "NumPy"])
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.jit(jax.hessian(f))])
-def test_draws_of_a_backward_alone(transform: Callable, draw: Callable[[], float]):
+def test_draws_only_in_a_backward(transform: Callable, draw: Callable[[], float]):
     """The forward, which is traced first, draws nothing."""
 
     class Noisy(torch.autograd.Function):
@@ -99,7 +99,7 @@ def test_draws_of_a_backward_alone(transform: Callable, draw: Callable[[], float
     assert draw() == want
 
 
-def test_a_function_that_may_draw_is_watched_in_its_first_run_alone(monkeypatch: pytest.MonkeyPatch):
+def test_random_function_is_observed_only_in_its_first_run(monkeypatch: pytest.MonkeyPatch):
     watched = []
     enter = GlobalDraws.watched
     monkeypatch.setattr(GlobalDraws, "watched", lambda self: watched.append(self) or enter(self))
@@ -159,7 +159,7 @@ def test_a_seed_of_torch_works_eagerly():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_seeded_generator_made_inside_draws_the_same_numbers_in_each_call():
+def test_seeded_generator_of_the_function_repeats_its_draws():
     def f(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rand(3, generator=torch.Generator().manual_seed(1))
 

@@ -67,7 +67,7 @@ def test_a_model_with_its_default_cache(backend):
 
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_a_cache_goes_back_in(backend):
+def test_returned_cache_is_an_argument(backend):
     model = made("LlamaForCausalLM", transformers.LlamaConfig(**TEXT))
     f = jtbridge.wrap(lambda tokens, cache=None: model(input_ids=tokens, past_key_values=cache), backend=backend)
     first = jax.jit(f)(jnp.asarray(TOKENS[:, :4]))
@@ -97,7 +97,7 @@ def test_eager_routing_to_experts(name):
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_images_in_the_place_of_tokens():
+def test_images_replace_tokens():
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**vision, image_size=8, patch_size=4),
@@ -125,7 +125,7 @@ def masked_encoder():
 
 
 @pytest.mark.parametrize("mask", [np.ones((2, 6), np.int32), np.array([[1] * 6, [1, 1, 1, 0, 0, 0]], np.int32)])
-def test_a_mask_that_torch_would_leave_out_is_compared_without_running_the_model(mask, monkeypatch):
+def test_skippable_mask_is_compared_without_running_the_model(mask, monkeypatch):
     def run(*_):
         raise AssertionError("the model ran on values")
 
@@ -151,7 +151,7 @@ def scaled_if_fake(x, mask):
 
 
 @pytest.mark.parametrize("model", [attends_to_more_if_fake, scaled_if_fake])
-def test_a_model_that_computes_something_else_for_a_fake_mask_is_called(model):
+def test_model_that_depends_on_fake_masks_is_called(model):
     x = np.random.default_rng(0).normal(size=(2, 2, 6, 4) if model is attends_to_more_if_fake else (2, 6, 1, 1))
     x, mask = x.astype(np.float32), np.ones((2, 6), np.int32)
     wanted = model(torch.from_numpy(x), torch.from_numpy(mask))

@@ -27,14 +27,14 @@ X = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
     ],
 )
 @pytest.mark.parametrize("index", [-1, 4, -5])
-def test_refused_indices_give_no_number(fn: Callable[..., Any], count: int, index: int):
+def test_refused_indices_give_nan(fn: Callable[..., Any], count: int, index: int):
     got = jax.jit(jtbridge.wrap(fn, backend="xla"))(jnp.asarray(X), jnp.asarray([0, index]))
     with pytest.raises((IndexError, RuntimeError)):
         fn(torch.from_numpy(X.copy()), torch.tensor([0, index]))
     assert int(jnp.isnan(got).sum()) == count
 
 
-def test_no_index_of_an_axis_without_elements_is_in_range():
+def test_every_index_of_an_empty_axis_is_out_of_range():
     f = jtbridge.wrap(lambda x, i: x.gather(0, i), backend="xla")
     np.testing.assert_array_equal(jax.jit(f)(jnp.ones((0, 2)), jnp.zeros((3, 2), int)), np.full((3, 2), np.nan))
 
@@ -54,7 +54,7 @@ def test_no_index_of_an_axis_without_elements_is_in_range():
         lambda x: (x > 0).max(),
     ],
 )
-def test_no_element_of_a_tensor_without_elements_is_the_largest(fn: Callable[..., Any], by: str):
+def test_extremes_of_an_empty_tensor_are_refused(fn: Callable[..., Any], by: str):
     refusal = r"reduction dim|non-zero size"
     with pytest.raises((RuntimeError, IndexError), match=refusal):
         fn(torch.ones(3, 0))
@@ -62,7 +62,7 @@ def test_no_element_of_a_tensor_without_elements_is_the_largest(fn: Callable[...
         jax.jit(jtbridge.wrap(fn, backend=by))(jnp.ones((3, 0)))
 
 
-def test_reductions_that_torch_has_of_a_tensor_without_elements():
+def test_reductions_defined_for_empty_tensors():
     f = jtbridge.wrap(
         lambda x: (x.sum(), x.prod(), x.max(0).values, (x > 0).all(), x[:, :0].reshape(0).as_strided((0,), (1,)))
     )

@@ -71,7 +71,7 @@ def test_debug_nans_names_the_function(use: str, name: str, capfd: pytest.Captur
     jax.block_until_ready(USES[use](f, X))  # nothing is left switched on
 
 
-def test_debug_nans_tells_a_derivative(name: str):
+def test_debug_nans_identifies_a_derivative(name: str):
     f = jtbridge.wrap(torch.sqrt, backend=name)
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match="a derivative of `sqrt`"):
         jax.grad(lambda v: f(v).sum())(X - 1)
@@ -161,28 +161,28 @@ def test_staging_tools(name: str):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def told(calls: Callable[[], Any]) -> list[str]:
+def retracing_warnings(calls: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calls()
     return [str(warning.message) for warning in caught if warning.category is RetracingWarning]
 
 
-def test_a_number_that_changes_in_every_call_is_told_once():
+def test_number_that_changes_in_every_call_gives_one_warning():
     def step(v: torch.Tensor, config: dict[str, float], mode: str = "plain") -> torch.Tensor:
         return v * config["lr"]
 
     f = jtbridge.wrap(step, backend="xla")
-    (message,) = told(lambda: [f(X, {"lr": 0.1 * i}) for i in range(12)])
+    (message,) = retracing_warnings(lambda: [f(X, {"lr": 0.1 * i}) for i in range(12)])
     assert "`step`" in message
     assert "config['lr']" in message
     assert "jnp.asarray" in message
-    assert told(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
+    assert retracing_warnings(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
 
 
-def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
+def test_changing_number_is_named_for_any_keyword_order():
     f = jtbridge.wrap(lambda v, *, rate, power: (v * rate) ** power, backend="xla")
-    (message,) = told(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
+    (message,) = retracing_warnings(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
     assert "`rate`" in message
 
 
@@ -194,6 +194,6 @@ def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
         lambda f: [f(jnp.ones(i + 1), 0.1 * i) for i in range(9)],  # the shape differs too
     ],
 )
-def test_no_warning_without_need(calls: Callable[..., Any]):
+def test_no_retracing_warning_for_repeated_numbers_or_new_shapes(calls: Callable[..., Any]):
     f = jtbridge.wrap(lambda v, rate: v * rate, backend="xla")
-    assert told(lambda: calls(f)) == []
+    assert retracing_warnings(lambda: calls(f)) == []

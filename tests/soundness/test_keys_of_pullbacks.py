@@ -62,7 +62,7 @@ def test_a_linear_function_in_a_trace(fn: Callable, use: str):
     np.testing.assert_allclose(USES[use](linear), linear(ONES), rtol=1e-5)
 
 
-def test_rows_with_keys_of_their_own():
+def test_rows_with_separate_keys():
     f = jtbridge.wrap(dropped)
     keys = jax.random.split(jax.random.key(0), 4)
     rows = jnp.stack([X] * 4)

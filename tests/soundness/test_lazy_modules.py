@@ -65,7 +65,7 @@ def test_an_eager_call_gives_shapes(call):
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack", "callback"])
 @pytest.mark.parametrize("effects", [None, "ordered"])
-def test_a_trace_refuses_them(backend, effects):
+def test_trace_refuses_lazy_modules(backend, effects):
     model = lazy()
     f = jtbridge.wrap(model, backend=backend, effects=effects)
     for trace in (jax.jit(f), jax.jit(jax.grad(loss(f))), lambda x: jax.eval_shape(f, x), jax.make_jaxpr(f)):
@@ -76,7 +76,7 @@ def test_a_trace_refuses_them(backend, effects):
     np.testing.assert_allclose(jax.jit(f)(X), want, rtol=1e-5)
 
 
-def test_reports_leave_them_alone():
+def test_reports_do_not_initialize_lazy_modules():
     model = lazy()
     report = jtbridge.purity(model, X)
     assert untouched(model)

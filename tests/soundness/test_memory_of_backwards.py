@@ -85,7 +85,7 @@ def scaled(factor: float, backward: Backward) -> Callable[[torch.Tensor], torch.
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
-def test_arrays_keep_their_values(backend: str, jit: bool, size: int, of: str, backward: Backward):
+def test_arrays_are_not_overwritten(backend: str, jit: bool, size: int, of: str, backward: Backward):
     f = jtbridge.wrap(scaled(2, backward), backend=backend)
 
     def gradient(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ def test_arrays_keep_their_values(backend: str, jit: bool, size: int, of: str, b
     np.testing.assert_array_equal(y, np.full(size, 2.0))
 
 
-def test_a_constant_of_the_program_keeps_its_values():
+def test_program_constant_is_not_overwritten():
     def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
         memory = ct.numpy()
         memory *= 3
@@ -114,7 +114,7 @@ def test_a_constant_of_the_program_keeps_its_values():
     np.testing.assert_array_equal(weights, [1.0, 2.0, 4.0])
 
 
-def test_a_backward_that_raises_leaves_the_thread_as_it_was():
+def test_failed_backward_restores_the_thread_state():
     def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
         ct.numpy()[0] = 7
         raise ValueError("no gradient today")
@@ -129,7 +129,7 @@ def test_a_backward_that_raises_leaves_the_thread_as_it_was():
     assert array[0] == 5
 
 
-def test_a_cotangent_that_a_backward_keeps_is_no_array_of_jax():
+def test_stored_cotangent_does_not_share_memory_with_jax():
     kept: list[torch.Tensor] = []
 
     def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:

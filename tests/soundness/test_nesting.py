@@ -49,14 +49,14 @@ def test_torch_code_calls_the_torch_function(name: str):
 
 
 @pytest.mark.parametrize("options", [{"return_mutated": True}, {}])
-def test_what_a_plain_torch_function_does_not_have_is_refused_inside(options: dict[str, Any]):
+def test_jax_options_are_refused_inside_another_wrapped_function(options: dict[str, Any]):
     inner = jtbridge.wrap(lambda v: torch.sin(v), **options)
     keywords = {} if options else {"rng": 1}
     with pytest.raises(ArgumentError, match="inside another wrapped function"):
         jtbridge.wrap(lambda v: inner(v, **keywords), backend="xla")(X)
 
 
-def test_wrapping_twice_has_the_outer_options():
+def test_options_of_the_outer_wrap_apply():
     inner = jtbridge.wrap(torch.sin, backend="callback", return_mutated=True)
     for outer in (jtbridge.wrap(inner, backend="xla"), jtbridge.wrap(functools.partial(inner), backend="xla")):
         assert outer.backend == "xla"
@@ -147,6 +147,6 @@ class Later(torch.nn.Module):
         (property(lambda self: 1), "Put `@property` above `@wrap`"),
     ],
 )
-def test_refused_at_once(fn: Any, kind: str):
+def test_objects_that_cannot_be_wrapped_are_refused(fn: Any, kind: str):
     with pytest.raises(ArgumentError, match=kind):
         jtbridge.wrap(fn)

@@ -98,7 +98,7 @@ def test_a_transformer_layer_has_one_mask():
     np.testing.assert_allclose(tangent, (gradient * x).sum(), rtol=1e-3, atol=1e-3)
 
 
-def test_without_a_key_the_numbers_are_torchs_own():
+def test_draws_without_a_key_match_torch():
     for fn in (FUNCTIONS["dropout of a transpose"], FUNCTIONS["uniform_"], FUNCTIONS["randn_like"]):
         torch.manual_seed(7)
         want = fn(torch.ones(3, 4))
@@ -106,7 +106,7 @@ def test_without_a_key_the_numbers_are_torchs_own():
         np.testing.assert_array_equal(jtbridge.wrap(fn)(X), want)
 
 
-def test_a_dropout_of_nothing_does_not_touch_torchs_generator():
+def test_dropout_with_probability_zero_does_not_advance_the_generator():
     before = torch.get_rng_state()
     f = jtbridge.wrap(lambda x: torch.native_dropout(x, 0.0, True)[0])
     np.testing.assert_array_equal(f(X, rng=KEY), X)

@@ -83,7 +83,7 @@ def test_derivatives_that_autograd_refuses(name: str, by: str, transform: Callab
 @pytest.mark.parametrize("transform", [jax.jacrev, jax.jacfwd])
 @pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_derivatives_are_those_of_autograd(name: str, by: str, transform: Callable):
+def test_derivatives_match_autograd(name: str, by: str, transform: Callable):
     """Torch's second derivatives and forward mode are wrong for some of these."""
     fn = written_by(WINDOWS[name])
     found = jax.jit(transform(jtbridge.wrap(fn, backend=by)))(X[0])
@@ -167,7 +167,7 @@ def test_tensors_that_are_read_and_written(name: str, by: str, jitted: bool):
 
 
 @pytest.mark.parametrize("name", ["addmm_", "mm", "masked_scatter_"])
-def test_a_translation_of_a_write_to_what_is_read_is_refused(name: str):
+def test_translation_of_a_write_to_its_own_source_is_refused(name: str):
     f = jtbridge.wrap(on_a_copy(READ_AS_A_WHOLE[name]), backend="xla")
     with pytest.raises(TranslationError, match=r"cannot be translated\. Write to a `clone"):
         jax.jit(f)(np.ones((4, 4), np.float32))
@@ -250,7 +250,7 @@ GAPS: dict[str, Write] = {
 
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("name", GAPS)
-def test_elements_that_windows_leave_out_stay(name: str, jitted: bool):
+def test_elements_outside_windows_are_unchanged(name: str, jitted: bool):
     """Torch's functional graph of such a write has zeros in place of these elements."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -280,7 +280,7 @@ def test_a_write_to_windows_of_all_elements_is_translated():
     np.testing.assert_array_equal(jax.jit(f)(X.ravel()), 2 * X.ravel() ** 2)
 
 
-def test_views_changed_in_place_are_no_writes():
+def test_in_place_view_changes_are_not_writes():
     def fn(x: torch.Tensor) -> torch.Tensor:
         wide = (x * x).expand(2, 3)
         wide.t_()

@@ -57,7 +57,7 @@ def test_copies(kind: str, used: bool, name: str):
         same(copied, f)
 
 
-def test_a_deep_copy_has_weights_of_its_own():
+def test_deep_copy_has_separate_weights():
     module = torch.nn.Linear(4, 2)
     f = jtbridge.wrap(module, backend="dlpack")
     expected = f(X)

@@ -156,7 +156,7 @@ def test_print(capsys):
     assert "value" in capsys.readouterr().out
 
 
-def test_input_is_not_asked_for(monkeypatch):
+def test_input_is_reported_without_reading(monkeypatch):
     def f(x):
         return x * float(input("scale? "))
 
@@ -351,7 +351,7 @@ def test_training_step():
     assert len(optimizer.state) == 0
 
 
-def test_an_exception_of_the_function_is_raised_and_everything_put_back():
+def test_exception_is_raised_and_state_is_restored():
     seen = []
 
     def f(x):
@@ -374,7 +374,7 @@ def test_a_wrapped_function_keyword_and_static_arguments():
     assert [finding.what for finding in report.findings] == ['`others["y"]`']
 
 
-def test_the_report_reads_as_a_table():
+def test_report_is_a_table():
     counter = {"n": 0}
 
     def f(x):

@@ -86,7 +86,7 @@ def test_an_attribute_computed_from_an_argument_is_refused(transform: str, backe
 
 
 @pytest.mark.parametrize("transform", ["grad", "hessian"])
-def test_an_attribute_computed_from_an_argument_in_a_derivative_only_is_refused(transform: str):
+def test_attribute_computed_from_an_argument_only_in_derivatives_is_refused(transform: str):
     net = jtbridge.wrap(Rebuilding(lambda self, x: x * 2 if x.requires_grad else self.mask))
     jax.jit(net)(X)
     with pytest.raises(MutationError, match=r"writes to `self\.weight`"):

@@ -43,7 +43,7 @@ DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bool, torch.uint8, torch.int
 @pytest.mark.filterwarnings("ignore:to - 1 is out of bounds:UserWarning")  # torch warns for float32
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_draw_is_refused_where_torch_refuses_it(name: str, dtype: str):
+def test_draws_are_refused_as_in_torch(name: str, dtype: str):
     draw = DRAWS[name]
     x = torch.ones(3, dtype=DTYPES[dtype])
     state = torch.get_rng_state()

@@ -129,7 +129,7 @@ def name_of(case: tuple[str, tuple[torch.dtype, ...]]) -> str:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of mixed dtypes
 @pytest.mark.parametrize("case", cases(), ids=name_of)
-def test_as_in_torch(case: tuple[str, tuple[torch.dtype, ...]]):
+def test_refused_dtypes_match_torch(case: tuple[str, tuple[torch.dtype, ...]]):
     name, dtypes = case
     function, shapes = FUNCTIONS[name]
     tensors = [example(shape, dtype, i) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
@@ -156,25 +156,25 @@ X, W = jnp.ones((3, 4)), jnp.ones((4, 5), jnp.bfloat16)
     ],
     ids=["jit", "grad", "vmap", "jvp"],
 )
-def test_names_both_dtypes(transformed: Callable[..., Any]):
+def test_error_names_both_dtypes(transformed: Callable[..., Any]):
     with pytest.raises(RuntimeError, match=r"same dtype.*float != c10::BFloat16"):
         transformed(jtbridge.wrap(lambda x, w: x @ w))(X[None], W)
 
 
-def test_of_large_tensors():
+def test_dtypes_of_large_tensors_are_refused():
     linear = jax.jit(jtbridge.wrap(F.linear))
     with pytest.raises(RuntimeError, match="same dtype"):
         linear(jnp.ones((2, 300, 512)), jnp.ones((512, 512), jnp.bfloat16))
 
 
-def test_where_sizes_depend_on_data():
+def test_refused_dtypes_with_data_dependent_sizes():
     f = jax.jit(jtbridge.wrap(lambda x, w: (x[x[:, 0] > 0] @ w).sum(), islands="needed"))
     assert f(X, W.astype(jnp.float32)) == 60
     with pytest.raises(ShapeInferenceError, match="same dtype"):
         f(X, W)
 
 
-def test_autocast_takes_mixed_dtypes():
+def test_autocast_accepts_mixed_dtypes():
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return F.layer_norm(x @ w, (5,))
@@ -196,7 +196,7 @@ def test_a_narrow_dtype_without_a_kernel_is_computed():
     ],
     ids=["argument", "result"],
 )
-def test_many_dimensions_take_no_memory(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+def test_many_dimensions_allocate_no_memory(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     """No dimension is long, so a run in smaller sizes would take as much memory as the program."""
     made = []
     full = torch.full
@@ -205,7 +205,7 @@ def test_many_dimensions_take_no_memory(f: Callable[..., Any], monkeypatch: pyte
     assert not [size for size in made if len(size) >= 10]
 
 
-def test_dtypes_without_numbers():
+def test_dtypes_without_values():
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x.view(torch.float4_e2m1fn_x2)] * 2).view(torch.uint8)
 
@@ -252,7 +252,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("number", [True, 1j])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_booleans_and_complex_numbers_are_refused_where_torch_refuses_them(name, number):
+def test_booleans_and_complex_numbers_are_refused_as_in_torch(name, number):
     x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
     run = functools.partial(NUMBERS[name], number=number)
     wrapped = jax.jit(jtbridge.wrap(run, backend="xla"))
@@ -281,7 +281,7 @@ def test_one_value_of_another_dtype_is_only_written_through_a_mask():
         lambda matrix, pivots, b: torch.lu_unpack(matrix, pivots.int())[2] + b,
     ],
 )
-def test_no_operator_is_run_on_pivots_that_are_made_up(solve, monkeypatch):
+def test_no_operator_runs_on_example_pivots(solve, monkeypatch):
     run = []
     monkeypatch.setattr(refused_dtypes._Call, "error", lambda call, *_: run.append(call.func))
     jax.eval_shape(jtbridge.wrap(solve), jnp.eye(3), jnp.ones(3, jnp.int32), jnp.ones((3, 3)))
@@ -322,7 +322,7 @@ LARGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("size", [2, 70000], ids=["small", "large"])
 @pytest.mark.parametrize("name", LARGE)
-def test_numbers_that_a_dtype_does_not_hold_are_refused_where_torch_refuses_them(name: str, size: int):
+def test_numbers_out_of_range_are_refused_as_in_torch(name: str, size: int):
     f, x = LARGE[name], torch.ones(size)
     try:
         want = f(x)

@@ -62,7 +62,7 @@ ACCEPTED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str):
+def test_shapes_refused_by_torch_are_refused(name: str):
     with pytest.raises((RuntimeError, IndexError)) as in_torch:
         REFUSED[name](torch.ones(2, 2))
     wrapped = jax.jit(jtbridge.wrap(REFUSED[name]))
@@ -73,6 +73,6 @@ def test_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted(name: str):
+def test_shapes_accepted_by_torch_are_accepted(name: str):
     expected = ACCEPTED[name](torch.ones(2, 2))
     assert jnp.array_equal(jax.jit(jtbridge.wrap(ACCEPTED[name]))(X), expected.numpy())

@@ -52,7 +52,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("transform", [lambda f: f, lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum())])
-def test_it_computes_the_same_under_jit(name, transform):
+def test_jit_matches_eager(name, transform):
     f = transform(jtbridge.wrap(FUNCTIONS[name]))
     np.testing.assert_allclose(jax.jit(f)(X), f(X), rtol=1e-5, atol=1e-6)
 
@@ -68,7 +68,7 @@ def test_it_computes_the_same_under_jit(name, transform):
         lambda x: x.to_sparse_csc().row_indices(),
     ],
 )
-def test_a_result_of_as_many_elements_as_there_are_entries_is_refused_under_jit(f):
+def test_result_with_one_element_per_entry_is_refused_under_jit(f):
     assert jtbridge.wrap(f)(X).size >= 5
     with pytest.raises(DataDependentShapeError, match="depends on the values of its arguments"):
         jax.jit(jtbridge.wrap(f))(X)
@@ -102,7 +102,7 @@ def test_forward_derivatives(name, program):
 
 
 @pytest.mark.parametrize("name", [name for name in ONCE if name not in ("rows", "sampled", "sum of sparse")])
-def test_second_derivatives_that_torch_would_take_for_zero_are_refused(name):
+def test_second_derivatives_that_torch_treats_as_zero_are_refused(name):
     f = jtbridge.wrap(ONCE[name])
     refusal = "uses a sparse tensor whose gradient torch cannot differentiate"
     for second in (jax.hessian, lambda f: jax.jacrev(jax.jacrev(f))):

@@ -290,7 +290,7 @@ ROUTES: dict[str, Callable[[Callable], Any]] = {
 @pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("route", ROUTES)
-def test_it_is_refused_by_name_and_put_back(name, route):
+def test_write_is_refused_by_name_and_restored(name, route):
     make, written = MAKE[name]
     twin = make()
     want = [twin(torch.tensor([1.0, 2.0])).detach() for _ in range(3)]
@@ -306,7 +306,7 @@ def test_it_is_refused_by_name_and_put_back(name, route):
 
 @pytest.mark.parametrize("purity", ["warn", "allow"])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.PurityWarning")
-def test_a_write_that_settles_stays_unwritten(purity):
+def test_write_that_later_runs_do_not_repeat_is_undone(purity):
     """This holds for all settings of `purity`. Later runs write nothing, as with a constant, but the result differs."""
     layer = torch.nn.Dropout(0.5)
 
@@ -331,7 +331,7 @@ def test_a_hook_of_all_modules_is_refused():
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-def test_a_cached_result_of_a_refused_trace_is_forgotten():
+def test_cached_result_of_a_refused_trace_is_dropped():
     class Counts:
         n = 0
 
@@ -348,7 +348,7 @@ def test_a_cached_result_of_a_refused_trace_is_forgotten():
     np.testing.assert_array_equal(f(X), 2 * X)
 
 
-def test_a_parametrization_that_a_trace_removes_is_put_back():
+def test_parametrization_removed_by_a_trace_is_restored():
     class Doubled(torch.nn.Module):
         def forward(self, w):
             return w * 2

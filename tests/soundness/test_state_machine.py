@@ -115,7 +115,7 @@ def _world_before(name: str) -> World:
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_torch_sees_each_change(name: str):
+def test_each_change_affects_torch(name: str):
     """Otherwise the tests of this file would pass with any cache."""
     world = _world_before(name)
     with world.surroundings():
@@ -129,7 +129,7 @@ def test_torch_sees_each_change(name: str):
 
 @pytest.mark.parametrize("use", ["call", "grad"])
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_after_each_change_eagerly(name: str, use: str):
+def test_eager_calls_after_each_change(name: str, use: str):
     world = _world_before(name)
     wrapped = jtbridge.wrap(world.function)
     compare(world, wrapped, use, fresh_jit=False)
@@ -138,7 +138,7 @@ def test_after_each_change_eagerly(name: str, use: str):
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_after_each_change_under_a_fresh_jit(name: str):
+def test_fresh_jit_after_each_change(name: str):
     world = _world_before(name)
     backend = _BACKENDS[sorted(CHANGES).index(name) % len(_BACKENDS)]
     wrapped = jtbridge.wrap(world.function, backend=backend)

@@ -68,7 +68,7 @@ class BuildsTensors(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
 @pytest.mark.parametrize("run", [jax.jit, lambda f: jax.jit(jax.grad(lambda x: f(x).sum())), jax.vmap])
-def test_lazily_built_tensors_keep_their_kind(backend, run):
+def test_lazily_built_tensors_keep_their_type(backend, run):
     module, twin = BuildsTensors(), BuildsTensors()
     x = torch.ones(3)
     twin(x)
@@ -86,7 +86,7 @@ def test_lazily_built_tensors_keep_their_kind(backend, run):
     torch.testing.assert_close(module.kept[0].grad, twin.kept[0].grad)
 
 
-def test_local_state_is_no_state():
+def test_local_objects_are_not_state():
     def f(x):
         seen, n = [], 0
         for row in x:
@@ -100,7 +100,7 @@ def test_local_state_is_no_state():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
-def test_torchs_old_hooks_that_assign_weights(norm):
+def test_weight_norm_and_spectral_norm_hooks(norm):
     module = norm(torch.nn.Linear(3, 3)).eval()
     x = torch.tensor(np.asarray(X))
     want = module(x).detach().numpy()
@@ -133,7 +133,7 @@ def around(fn):
 
 
 @pytest.mark.parametrize(("module", "is_refused"), [("torch.decorators", False), ("user.decorators", True)])
-def test_the_globals_of_a_decorator_of_a_library_are_not_state_of_a_function(module, is_refused):
+def test_globals_of_a_library_decorator_are_not_state(module, is_refused):
     scope = {"__name__": module, "calls": []}
     exec(AROUND, scope)
     f = jax.jit(jtbridge.wrap(scope["around"](lambda x: 2 * x)))
@@ -164,7 +164,7 @@ COMPILED = Compiled()
 
 
 @pytest.mark.parametrize("backend", ["xla", "dlpack"])
-def test_a_class_may_not_name_its_module(backend):
+def test_class_without_a_module_name(backend):
     class Layer(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -69,7 +69,7 @@ def test_an_eager_gradient_writes_once():
     assert counts == {"backward": 1}
 
 
-def test_a_method_that_torch_calls_is_looked_at():
+def test_methods_called_by_torch_are_examined():
     f = jtbridge.wrap(of_a_mixture)
     with pytest.raises(MutationError, match="global `calls`"):
         jax.jit(f)(X)

@@ -139,7 +139,7 @@ def tensors_of_batches() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("transform", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum())], ids=["value", "grad"])
-def test_a_function_that_keeps_tensors_is_that_of_its_rows(kind, transform):
+def test_function_that_stores_tensors_matches_its_rows(kind, transform):
     function, twin = MAKE[kind](), MAKE[kind]()
     f, of_twin = jtbridge.wrap(function), jtbridge.wrap(twin)
     before = tensors_of_batches()  # tensors that other tests keep
@@ -151,7 +151,7 @@ def test_a_function_that_keeps_tensors_is_that_of_its_rows(kind, transform):
     np.testing.assert_allclose(function(tensor).detach(), twin(tensor).detach(), rtol=1e-6)
 
 
-def test_a_mask_that_is_built_again():
+def test_rebuilt_mask():
     """The previous call kept nothing. The state of this call is still saved, because the first call kept a tensor."""
     module = Masked()
     f = jtbridge.wrap(module)
@@ -162,7 +162,7 @@ def test_a_mask_that_is_built_again():
         assert module.mask.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_a_tensor_that_a_later_call_keeps_first_is_told_by_name():
+def test_tensor_first_stored_by_a_later_call_is_named():
     kept, keeps = {}, []
 
     def f(x):
@@ -182,7 +182,7 @@ def test_a_tensor_that_a_later_call_keeps_first_is_told_by_name():
 
 
 @pytest.mark.filterwarnings("error::jtbridge.errors.SequentialVmapWarning")
-def test_garbage_in_a_circle_is_not_kept():
+def test_reference_cycles_do_not_count_as_stored():
     def f(x):
         circle: list[Any] = [x * 2]
         circle.append(circle)
@@ -191,7 +191,7 @@ def test_garbage_in_a_circle_is_not_kept():
     np.testing.assert_allclose(jax.vmap(jtbridge.wrap(f))(ROWS), 2 * ROWS + 1)
 
 
-def test_the_reason_is_told():
+def test_warning_gives_the_reason():
     with pytest.warns(SequentialVmapWarning, match="keeps a tensor of the batch, which belongs to no row"):
         jax.vmap(jtbridge.wrap(Masked()))(ROWS)
 

@@ -70,7 +70,7 @@ def parts(request, kind: str) -> tuple[Callable[..., Any], Callable[[float], Any
     return jtbridge.wrap(lambda x: x**2 * read(scales)), lambda value: write(scales, value)
 
 
-def test_two_calls_in_one_trace_read_the_state_of_their_time(parts):
+def test_two_calls_in_one_trace_read_current_state(parts):
     f, write = parts
 
     def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -84,7 +84,7 @@ def test_two_calls_in_one_trace_read_the_state_of_their_time(parts):
     assert second.tolist() == (7 * X**2).tolist()
 
 
-def test_two_loops_in_one_trace_read_the_state_of_their_time(parts):
+def test_two_loops_in_one_trace_read_current_state(parts):
     f, write = parts
 
     def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -243,7 +243,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)
-def test_two_calls_in_one_trace_read_state_wherever_it_is(make):
+def test_two_calls_in_one_trace_read_any_kind_of_state(make):
     fn, change = make()
     f = jtbridge.wrap(fn)
 
@@ -274,7 +274,7 @@ def test_a_zero_that_changes_its_sign_in_one_trace():
     assert signs == [[jnp.inf, jnp.inf], [-jnp.inf, jnp.inf], [jnp.inf, -jnp.inf]]
 
 
-def test_a_float_of_a_class_that_shows_no_digits():
+def test_float_subclass_with_an_imprecise_repr():
     class Rounded(float):
         def __repr__(self):
             return "about 2"
@@ -311,7 +311,7 @@ def test_float8_that_is_closed_over_is_compared():
 
 @pytest.mark.parametrize("taken", [torch.Tensor.numpy, np.asarray, lambda t: t.cpu().numpy()])
 @pytest.mark.parametrize("length", [3, 10_000])
-def test_a_tensor_that_is_taken_as_an_array_is_read_by_the_trace(taken, length):
+def test_tensor_converted_to_numpy_is_read_by_the_trace(taken, length):
     numbers = torch.arange(1.0, length + 1)
 
     def fn(x):

@@ -116,7 +116,7 @@ def hooked(make: Callable) -> Iterator[tuple[Callable, list[int]]]:
 
 
 @pytest.mark.parametrize("make", HOOKS)
-def test_an_ordered_function_has_torchs_sequence_of_results(make: Callable):
+def test_ordered_function_matches_results_of_torch_in_sequence(make: Callable):
     with hooked(make) as (fn, n):
         want = [float(fn(torch.ones(2, 3))) for _ in range(3)], n[0]
     with hooked(make) as (fn, n):
@@ -160,7 +160,7 @@ def test_an_optimizer_steps_in_the_backward(optimizer: type):
     assert [float(f(X)) for _ in range(4)] == pytest.approx(want, rel=1e-5)
 
 
-def test_an_ordered_step_with_dropout_draws_from_torchs_generator():
+def test_ordered_step_with_dropout_uses_the_torch_generator():
     def training_step() -> Callable:
         torch.manual_seed(0)
         net = torch.nn.Linear(3, 1)

@@ -25,7 +25,7 @@ class LazyMapping(dict):
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla"])
-def test_a_lazy_mapping_that_a_function_reaches_is_not_loaded(backend: str):
+def test_lazy_mapping_is_not_loaded(backend: str):
     mapping = LazyMapping()
 
     def f(x: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ def test_a_write_that_changes_the_next_result_is_refused(make, backend):
 
 
 @pytest.mark.parametrize("make", [FirstCall, ToTraining, Sorts, NotesShapes, Reorders])
-def test_purity_calls_it_state(make):
+def test_purity_reports_written_state(make):
     report = str(jtbridge.purity(make().eval(), X))
     assert "state written" in report
     assert "lazily built" not in report
@@ -98,7 +98,7 @@ class Mask(torch.nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
-def test_a_table_and_its_length_are_kept(backend):
+def test_cached_table_and_its_length_are_stored(backend):
     module = Mask()
     got = jax.jit(jtbridge.wrap(module, backend=backend))(X)
     np.testing.assert_allclose(got, Mask()(torch.tensor(np.asarray(X))))
@@ -149,7 +149,7 @@ class KeepsLast(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
-def test_a_module_that_keeps_an_activation_can_be_batched_again():
+def test_module_that_stores_an_activation_can_be_batched_again():
     module = KeepsLast()
     f = jtbridge.wrap(module)
     for _ in range(3):
@@ -168,6 +168,6 @@ class MakesConstant(torch.nn.Module):
 
 
 @pytest.mark.parametrize("transform", [jax.jacfwd, jax.hessian, lambda f: jax.vmap(jax.jacfwd(f))])
-def test_a_constant_that_each_call_makes_anew(transform):
+def test_constant_recreated_in_each_call(transform):
     got = jax.jit(transform(jtbridge.wrap(MakesConstant())))(X)
     np.testing.assert_allclose(got, transform(lambda x: (x**2).sum())(X))

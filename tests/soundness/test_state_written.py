@@ -33,7 +33,7 @@ ROUTES: dict[str, Callable[[Callable], Any]] = {
 @pytest.mark.parametrize("backend", ["xla", "dlpack"])
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support will be removed from itertools")  # Python 3.12
-def test_it_is_refused_by_name_and_put_back(make, backend, route):
+def test_written_state_is_refused_by_name_and_restored(make, backend, route):
     case = make()
     before = case.state()
     with pytest.raises(MutationError) as caught:
@@ -62,7 +62,7 @@ def test_a_generator_that_is_advanced_is_refused():
         jax.jit(jtbridge.wrap(lambda x: x * next(numbers)))(X)
 
 
-def test_memory_that_is_viewed_is_refused():
+def test_write_through_a_memoryview_is_refused():
     counts = bytearray(8)
     view = memoryview(counts)[2:]
 
@@ -75,7 +75,7 @@ def test_memory_that_is_viewed_is_refused():
     assert not any(counts)
 
 
-def test_seeds_that_are_made_are_refused():
+def test_spawned_random_generators_are_refused():
     source = np.random.default_rng(0)
     with pytest.raises(MutationError, match="`source`"):
         jax.jit(jtbridge.wrap(lambda x: x * source.spawn(1)[0].random()))(X)
@@ -112,7 +112,7 @@ def test_a_backward_that_counts_is_refused():
         assert Counted.runs == 0
 
 
-def test_a_trace_that_fails_leaves_nothing():
+def test_failed_trace_undoes_writes():
     seen = []
 
     def f(x):
@@ -124,7 +124,7 @@ def test_a_trace_that_fails_leaves_nothing():
     assert seen == []
 
 
-def test_a_state_that_only_real_values_reach_is_put_back():
+def test_state_written_on_real_values_is_restored():
     seen = []
 
     def f(x):
@@ -137,7 +137,7 @@ def test_a_state_that_only_real_values_reach_is_put_back():
 
 
 @pytest.mark.parametrize("first", [0.0, 3.0])
-def test_a_value_that_equals_the_state_for_some_arguments_is_refused(first):
+def test_write_that_equals_the_state_for_some_arguments_is_refused(first):
     """Untraceable functions run on arguments of zeros and of ones, whose sums are these."""
     last = [first]
 
@@ -151,7 +151,7 @@ def test_a_value_that_equals_the_state_for_some_arguments_is_refused(first):
 
 
 @pytest.mark.parametrize("backend", ["xla", "dlpack"])
-def test_with_a_warning_it_runs_from_the_state_it_had(backend):
+def test_purity_warn_runs_from_the_original_state(backend):
     case = counting()
     f = jtbridge.wrap(case.fn, backend=backend, purity="warn")
     with pytest.warns(PurityWarning, match=r'`counter\["n"\]`'):
@@ -160,7 +160,7 @@ def test_with_a_warning_it_runs_from_the_state_it_had(backend):
     np.testing.assert_array_equal(compiled(X), 2 * X)
 
 
-def test_what_is_allowed_is_not_written_by_a_trace():
+def test_trace_does_not_perform_allowed_writes():
     case = counting()
     f = jax.jit(jtbridge.wrap(case.fn, backend="xla", purity="allow"))
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_what_is_allowed_is_not_written_by_a_trace():
 
 
 @pytest.mark.parametrize("name", ["append", "pop", "next", "draw", "partial"])
-def test_bound_methods_of_c_are_followed_to_their_objects(name):
+def test_builtin_methods_are_traversed_to_their_objects(name):
     items, numbers, generator = [1, 2], iter(range(9)), np.random.default_rng(0)
     methods = {
         "append": items.append,
@@ -189,7 +189,7 @@ def test_bound_methods_of_c_are_followed_to_their_objects(name):
     assert items == [1, 2]
 
 
-def test_state_behind_a_bound_method_of_c_is_read_anew():
+def test_state_of_a_builtin_method_is_read_again():
     factors = {"k": 1.0}
     get = factors.get
     f = jtbridge.wrap(lambda x: x * get("k"))
@@ -216,7 +216,7 @@ def test_state_behind_a_bound_method_of_c_is_read_anew():
     ids=["DataLoader", "csv", "ndenumerate", "flat", "StringIO", "BytesIO"],
 )
 @pytest.mark.parametrize("by", ["auto", "dlpack"])
-def test_what_is_read_and_has_no_copy_is_refused(make, take, by):
+def test_reads_that_consume_uncopyable_state_are_refused(make, take, by):
     numbers = make()
     with pytest.raises(MutationError, match="`numbers`"):
         jax.jit(jtbridge.wrap(lambda x: x * take(numbers), backend=by))(X)
@@ -227,7 +227,7 @@ def test_what_is_read_and_has_no_copy_is_refused(make, take, by):
     assert [float(f(X)[0]) for _ in range(2)] == taken  # an eager call continues to read
 
 
-def test_a_text_that_is_written_to_is_no_state():
+def test_text_stream_is_not_state():
     text = io.StringIO()
 
     def f(x):

@@ -65,7 +65,7 @@ def writes_an_object_that_refers_to_itself(x: torch.Tensor, written: list) -> to
         writes_an_object_that_refers_to_itself,
     ],
 )
-def test_what_is_written_on_some_way_through_a_function_is_refused(fn: Callable[..., Any], backend: str):
+def test_write_on_any_branch_is_refused(fn: Callable[..., Any], backend: str):
     written: list[Any] = []
     with pytest.raises(MutationError, match="written"):
         jax.jit(jtbridge.wrap(lambda x: fn(x, written), backend=backend))(X)
@@ -73,7 +73,7 @@ def test_what_is_written_on_some_way_through_a_function_is_refused(fn: Callable[
 
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_a_cache_that_is_filled_on_one_branch_is_kept(backend: str):
+def test_cache_filled_on_one_branch_is_stored(backend: str):
     cache: dict[str, torch.Tensor] = {}
 
     def fn(x: torch.Tensor) -> torch.Tensor:

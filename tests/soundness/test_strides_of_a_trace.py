@@ -96,6 +96,6 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_strides_are_those_of_torch(name: str, layout: str):
+def test_strides_match_torch(name: str, layout: str):
     strides = _strides(FUNCTIONS[name], layout)
     assert jax.eval_shape(jtbridge.wrap(strides), X).shape == tuple(strides(torch.from_numpy(np.array(X))).shape)

@@ -12,7 +12,7 @@ from .cases import CASES, Case
 
 @pytest.mark.parametrize(("mode", "backend"), runners.WAYS, ids="-".join)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(case: Case, mode: str, backend: str):
+def test_case_is_right_or_refused(case: Case, mode: str, backend: str):
     kind, text = runners.outcome(case, mode, backend)
     allowed = {"right", "refused"} if case.may_refuse(mode, backend) else {"right"}
     assert kind in allowed, text

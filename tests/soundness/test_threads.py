@@ -197,7 +197,7 @@ def rounds(other: Other, count: int) -> list[tuple[Any, ...]]:
     return [other.round(number) for number in range(count)]
 
 
-def test_another_thread_sees_nothing():
+def test_other_threads_are_unaffected():
     """It runs while fifty functions are traced, compiled and run."""
     import torch._dynamo
 

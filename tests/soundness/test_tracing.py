@@ -452,7 +452,7 @@ def test_gradient(name: str, backend: str):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_dicts_are_in_the_order_they_were_filled(backend: str):
+def test_dicts_keep_insertion_order(backend: str):
     f = jtbridge.wrap(lambda d, **rest: torch.cat([*d.values(), *rest.values()]), backend=backend)
     a, b = jnp.zeros(2), jnp.ones(2)
     assert f({"b": b, "a": a}, z=b, y=a).tolist() == [1, 1, 0, 0, 1, 1, 0, 0]

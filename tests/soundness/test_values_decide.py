@@ -112,7 +112,7 @@ class Best(torch.nn.Module):
         return x + self.best
 
 
-def test_a_write_that_example_values_do_not_reach_is_not_lost():
+def test_write_not_reached_by_example_values_is_not_lost():
     net = jtbridge.module(Best())
     params, state = net.init()
     f = jax.jit(net)
@@ -180,7 +180,7 @@ def test_a_division_by_a_number_is_translated():
     assert jax.jit(jtbridge.wrap(f, backend="xla"))(jnp.array([5, 6])).tolist() == [2, 3]
 
 
-def test_a_handler_that_says_what_was_wrong_and_raises_is_translated():
+def test_exception_handler_that_raises_is_translated():
     """As in torch_geometric: its test of the indices calls operators, but no value returns from it."""
 
     def f(x, i):
@@ -204,7 +204,7 @@ class Last(torch.nn.Module):
         return x * 2 if self.last > 0 else x * 3
 
 
-def test_an_attribute_is_put_back_whatever_is_raised():
+def test_attribute_is_restored_after_any_exception():
     module = Last()
     with pytest.raises(MutationError):
         jax.jit(jtbridge.wrap(module))(X)
@@ -212,7 +212,7 @@ def test_an_attribute_is_put_back_whatever_is_raised():
     assert "last" not in vars(module)
 
 
-def test_a_loop_of_integers_that_ends_for_real_values(monkeypatch: pytest.MonkeyPatch):
+def test_integer_loop_that_ends_only_for_real_values(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_watchdog, "SECONDS", 1.0)
 
     def f(x):
@@ -225,7 +225,7 @@ def test_a_loop_of_integers_that_ends_for_real_values(monkeypatch: pytest.Monkey
     assert jax.jit(jtbridge.wrap(f))(jnp.array([2.0, 1.0])).tolist() == [14, 7]
 
 
-def test_a_number_in_a_text_inside_of_an_exception_handler():
+def test_formatted_number_inside_an_exception_handler():
     def f(x):
         v = x.sum().item()
         try:

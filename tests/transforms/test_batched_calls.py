@@ -86,7 +86,7 @@ def test_without_batched_the_rows_are_gathered(mesh):
 
 
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_gradients_gather_nothing_and_sum_those_of_shared_arguments(mesh, residuals):
+def test_gradients_need_no_gather_and_sum_over_shared_arguments(mesh, residuals):
     f = layer(residuals=residuals)
 
     def loss(w, x):
@@ -104,7 +104,7 @@ def test_gradients_gather_nothing_and_sum_those_of_shared_arguments(mesh, residu
     close(run(*args), expected_value_and_gradients(W, X))
 
 
-def test_other_derivatives_gather_nothing(mesh):
+def test_other_derivatives_need_no_gather(mesh):
     f = layer()
     w, x = placed(mesh, "data")
 
@@ -153,14 +153,14 @@ def test_trees_and_several_results_are_divided(mesh):
     close((found["out"], found["sum"]), (X @ W, X.sum(1) + np.arange(16)))
 
 
-def test_rows_that_are_not_distributed_are_right(mesh):
+def test_rows_that_are_not_distributed(mesh):
     w, x = placed(mesh)
     run, collectives = compiled(layer(), w, x)
     assert collectives == []
     np.testing.assert_allclose(run(w, x), expected_value_and_gradients(W, X)[0], rtol=1e-5)
 
 
-def test_features_that_are_distributed_are_gathered_and_rows_are_not(mesh):
+def test_distributed_features_are_gathered_but_rows_are_not(mesh):
     w, _ = placed(mesh)
     x = jax.device_put(np.tile(X, (1, 4)), NamedSharding(w.sharding.mesh, P("data", "model")))
     run, _ = compiled(jtbridge.wrap(lambda x: x.cumsum(1), backend="dlpack", batched="x"), x)
@@ -179,7 +179,7 @@ def test_in_a_loop_and_under_checkpoint(mesh):
     np.testing.assert_allclose(run(x), np.cos(X), rtol=1e-5, atol=1e-6)
 
 
-def test_draws_depend_on_the_place_of_a_row_so_they_are_not_divided(mesh):
+def test_random_functions_are_not_divided(mesh):
     f = jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5), backend="dlpack", batched="x")
     _, x = placed(mesh, "data")
     run, _ = compiled(lambda x, key: f(x, rng=key), x, jax.random.key(0))
@@ -203,7 +203,7 @@ def test_a_called_module_trains_data_parallel_without_gathers(mesh):
         np.testing.assert_allclose(gradients[name], x.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_under_a_shard_map_over_some_axes_the_result_is_right(mesh):
+def test_shard_map_over_some_axes(mesh):
     _, x = placed(mesh, "data", "model")
     f = jtbridge.wrap(lambda x: x.cumsum(1), backend="dlpack", batched="x")
     specs = {"mesh": x.sharding.mesh, "in_specs": P("data"), "out_specs": P("data")}
@@ -212,7 +212,7 @@ def test_under_a_shard_map_over_some_axes_the_result_is_right(mesh):
         np.testing.assert_allclose(found, np.cumsum(X, 1), rtol=1e-5, atol=1e-6)
 
 
-def test_on_a_mesh_of_explicit_axes_nothing_is_gathered():
+def test_explicit_mesh_axes_need_no_gather():
     mesh = jax.make_mesh((8,), ("data",))
     with jax.set_mesh(mesh):
         x = jax.device_put(X, NamedSharding(mesh, P("data")))
@@ -234,7 +234,7 @@ def test_an_exception_on_all_devices_reaches_the_caller(mesh):
     dispatch.runtime_tokens.clear()  # those of the devices hold the error too
 
 
-def test_on_one_device_and_eagerly_nothing_changes():
+def test_one_device_and_eager_calls_are_unchanged():
     f = layer()
     expected = expected_value_and_gradients(W, X)[0]
     np.testing.assert_allclose(f(W, X), expected, rtol=1e-5)
@@ -248,7 +248,7 @@ def test_a_sum_over_the_rows_is_refused():
         jax.jit(jtbridge.wrap(lambda x: x["a"], batched="x"))({"a": X, "b": np.zeros(2)})
 
 
-def test_a_name_that_is_no_argument_is_refused():
+def test_unknown_argument_name_is_refused():
     with pytest.raises(ArgumentError, match=r"names `rows`, which has no arrays in this call\. Name one of `w`, `x`"):
         jax.jit(jtbridge.wrap(model, batched="rows"))(W, X)
 

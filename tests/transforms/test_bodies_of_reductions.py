@@ -34,27 +34,27 @@ def reduction(request: pytest.FixtureRequest) -> Callable[[Any], jax.Array]:
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "xla"])
-def test_translated(reduction: Callable[[Any], jax.Array], backend: str, jit: bool):
+def test_translated_reduction_body(reduction: Callable[[Any], jax.Array], backend: str, jit: bool):
     f = jtbridge.wrap(torch.maximum, backend=backend)
     np.testing.assert_array_equal(reduction(jax.jit(f) if jit else f), reduction(jnp.maximum))
 
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("backend", ["dlpack", "callback"])
-def test_called_by_choice(reduction: Callable[[Any], jax.Array], backend: str, jit: bool):
+def test_body_called_by_a_chosen_backend_is_refused(reduction: Callable[[Any], jax.Array], backend: str, jit: bool):
     f = jtbridge.wrap(torch.maximum, backend=backend)
     with pytest.raises(jtbridge.errors.BackendError, match='Choose "auto" or "xla"'):
         reduction(jax.jit(f) if jit else f)
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_called_because_of_numpy(reduction: Callable[[Any], jax.Array], jit: bool):
+def test_untraceable_body_is_refused(reduction: Callable[[Any], jax.Array], jit: bool):
     f = jtbridge.wrap(lambda a, b: torch.from_numpy(np.asarray(np.maximum(a.numpy(), b.numpy()))))
     with pytest.raises(jtbridge.errors.BackendError, match="cannot be traced"):
         reduction(jax.jit(f) if jit else f)
 
 
-def test_an_operator_that_would_be_an_island(reduction: Callable[[Any], jax.Array]):
+def test_body_with_an_operator_without_lowering(reduction: Callable[[Any], jax.Array]):
     name = f"jtbridge_tests::largest_{uuid.uuid4().hex}"
     largest = torch.library.custom_op(name, torch.maximum, mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
     largest.register_fake(lambda a, b: torch.empty_like(a))

@@ -89,7 +89,7 @@ def test_vmap_of_complex_gradients(z: jax.Array, backend: str):
     assert_close(found(z, rows), expected(z, rows))
 
 
-def test_complex64_stays_complex64(backend: str):
+def test_complex64_is_preserved(backend: str):
     f = jtbridge.wrap(lambda z: z * 2)
     z = jnp.array([1 + 2j], jnp.complex64)
     assert jax.jit(f)(z).dtype == jnp.complex64

@@ -74,7 +74,7 @@ PROGRAMS: dict[str, Callable[[Function], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_derivatives_of_batches_are_those_of_jax(name: str):
+def test_derivatives_of_batches_match_jax(name: str):
     expected = PROGRAMS[name](in_jax)
     found = PROGRAMS[name](jtbridge.wrap(in_torch))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * float(jnp.abs(expected).max()))

@@ -175,7 +175,7 @@ def compare(found: Sequence[jax.Array], wanted: Sequence[np.ndarray], what: str)
         assert ours.dtype == theirs.dtype, what
 
 
-def test_most_operators_are_tried():
+def test_most_operators_are_tested():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tried = [name for name, op in OPERATORS.items() if cases(op)]

@@ -125,7 +125,7 @@ CUDNN = {
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", CUDNN)
-def test_norms_with_torchs_option_for_cudnn(name: str, jit: bool, x64: None):
+def test_norms_with_cudnn_enabled_flag(name: str, jit: bool, x64: None):
     f = jtbridge.wrap(lambda x: CUDNN[name](x).sum())
     x = np.array([[0.1, 0.5, -0.3], [0.7, 0.2, 0.9]])
     hessian = jax.jit(jax.hessian(f)) if jit else jax.hessian(f)

@@ -73,7 +73,7 @@ def test_hessian_vector_product(name: str, backend: str, x64: None):
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_refused_where_torch_refuses(name: str, backend: str):
+def test_second_derivatives_refused_by_torch_are_refused(name: str, backend: str):
     problem = Problem(name)
     twice = jax.grad(lambda x, *rest: jnp.sum(jax.grad(problem.jax_loss)(x, *rest) ** 2))
     refusal = "once_differentiable|is not implemented|does not require grad"

@@ -86,7 +86,7 @@ def test_state_that_is_detached_or_not_differentiated():
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_call_without_a_differentiated_argument_that_reads_such_a_tensor(large):
+def test_stored_tensor_read_without_a_differentiated_argument(large):
     kept: list[torch.Tensor] = []
     keep = jtbridge.wrap(lambda x: (kept.append(x * 2), x * 3)[1])
     v = jnp.ones((1 << 17) if large else 3)

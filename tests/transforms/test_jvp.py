@@ -40,7 +40,7 @@ def test_jitted_jvp(name: str, backend: str, x64: None):
 
 
 @pytest.mark.parametrize("name", FORWARD_MODE)
-def test_one_argument_moves(name: str, x64: None):
+def test_tangent_of_one_argument(name: str, x64: None):
     """Arguments that are not differentiated have no tangent, instead of a zero tangent."""
     problem = Problem(name)
     primals, tangents = jaxes(problem.primals), problem.like(problem.primals)
@@ -64,7 +64,7 @@ def test_the_row_for_padding_has_no_tangent(backend: str):
 
 
 @pytest.mark.parametrize("name", NO_FORWARD_MODE)
-def test_where_torch_has_no_forward_mode(name: str, backend: str):
+def test_operators_without_forward_mode_in_torch(name: str, backend: str):
     problem = Problem(name)
     if name == "flash_attention":  # by rows of the Jacobian, or written out
         primals, tangents = jaxes(problem.primals), jaxes(problem.like(problem.primals))
@@ -87,7 +87,7 @@ def test_integer_results_have_float0_tangents(backend: str):
     assert dmask.dtype == dorder.dtype == jax.dtypes.float0
 
 
-def test_own_forward_derivative_of_an_autograd_function(backend: str):
+def test_custom_forward_derivative_of_an_autograd_function(backend: str):
     """A function with a custom `jvp` uses it for forward mode, whatever its backward computes."""
 
     class Cube(torch.autograd.Function):
@@ -113,7 +113,7 @@ def test_own_forward_derivative_of_an_autograd_function(backend: str):
     assert jax.jit(jax.grad(f))(jnp.array(2.0)).tolist() == 12
 
 
-def test_straight_through_estimator_moves_in_forward_mode(backend: str):
+def test_straight_through_estimator_has_a_forward_derivative(backend: str):
     f = jtbridge.wrap(functions.StraightThrough.apply)
     assert jax.jvp(f, (jnp.array(1.3),), (jnp.array(5.0),))[1].tolist() == 5
 
@@ -256,7 +256,7 @@ def test_a_norm_at_zero(how: str, backend: str, x64: None):
     np.testing.assert_allclose(run(x, tangent), expected, rtol=1e-12)
 
 
-def test_a_nan_in_the_argument_stays_a_nan(backend: str):
+def test_nan_in_the_argument_propagates(backend: str):
     f = jtbridge.wrap(lambda x: torch.linalg.vector_norm(x, 3, dim=-1))
     x = jnp.array([[jnp.nan, 0.0], [1.0, 2.0]])
     moved = jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
@@ -358,7 +358,7 @@ def test_a_gradient_that_torch_fails_to_differentiate(by: str):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
-def test_nan_of_one_element_stays_there(by: str, jitted: bool, x64: None):
+def test_nan_of_one_element_does_not_affect_others(by: str, jitted: bool, x64: None):
     """The derivative of `igamma` is NaN at -1, and finite at the other elements."""
     f = jtbridge.wrap(lambda x: torch.igamma(torch.ones(3, dtype=x.dtype), x), backend=by)
     run = (
@@ -370,7 +370,7 @@ def test_nan_of_one_element_stays_there(by: str, jitted: bool, x64: None):
 
 @pytest.mark.parametrize("name", ["product", "quotient", "divisor", "power", "cross", "view"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_number_without_a_tangent_makes_no_nan_of_an_infinite_factor(name: str, batched: bool, backend: str):
+def test_number_without_tangent_times_infinity_gives_no_nan(name: str, batched: bool, backend: str):
     """Torch's lazy zeros, the tangents of numbers and constants, times infinity are zero."""
     factors = torch.tensor([float("inf"), 2.0, float("nan")])
     fn = {
@@ -419,7 +419,7 @@ def test_complex_powers_of_and_by_real_numbers(name: str, backend: str, x64: Non
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
-def test_an_angle_at_the_origin_does_not_move(backend: str):
+def test_atan2_tangent_at_the_origin_is_zero(backend: str):
     f, zero = jtbridge.wrap(torch.atan2, backend=backend), jnp.zeros(2)
     assert_trees_close(jax.jit(lambda x: jax.jvp(f, (x, x), (x + 1, x + 1))[1])(zero), zero)
     assert_trees_close(jax.jit(jax.grad(lambda x: f(x, x).sum()))(zero), zero)
@@ -447,7 +447,7 @@ class SquaresWithOwnTangent(torch.autograd.Function):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_a_tangent_inside_of_a_function_with_its_own(jitted: bool, backend: str, x64: None):
+def test_jvp_inside_a_function_with_a_custom_jvp(jitted: bool, backend: str, x64: None):
     """Torch's forward mode over forward mode treats the tangent of such a function as 0 (torch 2.13)."""
 
     def fn(x):
@@ -459,7 +459,7 @@ def test_a_tangent_inside_of_a_function_with_its_own(jitted: bool, backend: str,
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-12)
 
 
-def test_a_hook_of_a_module_that_cannot_be_called_where_the_program_runs(monkeypatch: pytest.MonkeyPatch):
+def test_hook_of_a_module_on_another_device(monkeypatch: pytest.MonkeyPatch):
     """On a machine with a GPU, functions are examined there. A module on the CPU can only be translated."""
     module = torch.nn.Linear(3, 2)
     module.register_full_backward_hook(lambda module, inputs, outputs: (10 * inputs[0],))

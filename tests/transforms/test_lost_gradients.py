@@ -45,7 +45,7 @@ def in_mode(function: Callable, mode: str) -> Callable:
 
 
 @modes
-def test_what_autograd_sees_inside_is_differentiated(mode: str):
+def test_operators_that_autograd_records_are_differentiated(mode: str):
     f = jtbridge.wrap(lambda x: torch.ops.lost_gradients.seen(x.sin()) + x)
     expected = 2 * np.cos(X) + 1
     np.testing.assert_allclose(in_mode(jax.grad(lambda x: f(x).sum()), mode)(X), expected, rtol=1e-6)

@@ -75,7 +75,7 @@ def test_dropout_in_a_reentrant_checkpoint_has_one_mask(backend):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_in_a_program_leaves_the_default_generator_alone(reentrant):
+def test_checkpoint_in_a_program_does_not_advance_the_default_generator(reentrant):
     """Other threads draw from it."""
     seen = queue.SimpleQueue()
 
@@ -206,7 +206,7 @@ def test_second_derivatives_of_arrays_without_elements(wrapped: Callable[..., An
     assert second(jnp.zeros((0, 2))).shape == (0, 2)
 
 
-def test_a_derivative_of_a_sample_that_torch_lacks_is_not_promised_of_another_backend():
+def test_error_of_a_missing_sample_derivative_suggests_no_other_backend():
     f = jtbridge.wrap(lambda a: torch.distributions.Gamma(a, torch.ones(())).rsample())
     with pytest.raises(RandomnessError, match="Torch has no such derivative either"):
         jax.jit(jax.grad(jax.grad(lambda a: f(a, rng=jax.random.key(0)))))(2.0)

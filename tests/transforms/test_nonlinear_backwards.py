@@ -123,7 +123,7 @@ def test_a_linear_backward_has_a_forward_derivative(name: str, transform: Callab
 
 
 @forms
-def test_a_clipped_gradient_has_a_hessian_by_reverse_mode_alone(form: Callable):
+def test_clipped_gradient_has_a_hessian_by_reverse_mode_only(form: Callable):
     own = form(NONLINEAR["clipped"])
     f = jtbridge.wrap(lambda x: ((1.2 * own(x)) ** 2).sum())
     np.testing.assert_allclose(jax.jacrev(jax.grad(f))(X).diagonal(), [1, 0, 0], atol=1e-6)

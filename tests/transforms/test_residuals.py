@@ -32,7 +32,7 @@ class Layer(nn.Module):
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_the_gradient_of_a_transformer_is_that_of_torch(backend: str, layers: int, batch: int):
+def test_transformer_gradient_matches_torch(backend: str, layers: int, batch: int):
     torch.manual_seed(0)
     model = nn.Sequential(*[Layer() for _ in range(layers)])
     x = torch.randn(batch, 4, 16)

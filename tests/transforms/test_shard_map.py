@@ -52,7 +52,7 @@ def test_each_device_sees_its_shard(mesh, backend: str):
     assert {shapes.get() for _ in range(shapes.qsize())} == {(2,)}
 
 
-def test_no_gather(mesh, backend: str):
+def test_shard_map_needs_no_gather(mesh, backend: str):
     run = jax.jit(jax.shard_map(jtbridge.wrap(torch.sin), mesh=mesh, in_specs=P("i"), out_specs=P("i")))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
     text = run.lower(x).compile().as_text()
@@ -150,7 +150,7 @@ def test_derivatives_of_eager_calls_along_sharded_arrays(mesh, data, backend: st
     assert_matches(jax.grad(lambda x: (f(x) * spread).sum())(x), 2 * expected * expected.cos())
 
 
-def test_arrays_on_another_device_stay_there(backend: str):
+def test_results_stay_on_the_device_of_the_array(backend: str):
     device = jax.devices()[2]
     x = jax.device_put(jnp.arange(3.0), device)
     f = jtbridge.wrap(torch.sin)
@@ -178,7 +178,7 @@ def test_eager_derivatives_at_an_array_on_several_devices(mesh, derivative):
 
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
-def test_result_of_a_call_on_several_devices_goes_on(mesh, backend: str):
+def test_result_on_several_devices_is_an_argument_of_later_calls(mesh, backend: str):
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
     f = jtbridge.wrap(lambda x: x * 2)
     run = jax.jit(f)

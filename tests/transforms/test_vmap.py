@@ -110,7 +110,7 @@ def test_three_deep_with_different_arguments(backend: str, rng: np.random.Genera
     assert_matches(got, torch.einsum("ai,bj,c->abcij", tensor(x), tensor(y), tensor(z)))
 
 
-def test_nothing_is_batched_inside(backend: str):
+def test_function_without_batched_arguments_is_called_once(backend: str):
     """A vmap whose rows do not reach the function calls it once, unbatched."""
     f = jtbridge.wrap(torch.sin)
     x = jnp.ones(3)
@@ -142,7 +142,7 @@ def test_result_that_does_not_depend_on_the_row(backend: str):
 
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
-def test_rows_one_after_another_are_announced_once(backend: str):
+def test_sequential_rows_give_one_warning(backend: str):
     f = jtbridge.wrap(lambda x: functions.TripledGradient.apply(x))
     with pytest.warns(jtbridge.errors.SequentialVmapWarning, match="its rows run one after another"):
         first = jax.vmap(f)(jnp.arange(3.0))
@@ -150,7 +150,7 @@ def test_rows_one_after_another_are_announced_once(backend: str):
     assert first.tolist() == second.tolist() == [0, 1, 4]
 
 
-def test_error_of_a_row_is_the_functions_own(backend: str):
+def test_error_of_a_row_is_raised_unchanged(backend: str):
     def fail(x):
         if x.shape == (2,):
             raise ValueError("no such row")

@@ -52,7 +52,7 @@ def by_rows(f: Callable, arrays: Sequence[jax.Array], axes: Sequence[int | None]
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_dtype_of_a_batch_is_that_of_a_row(name: str, jit: bool):
+def test_dtype_of_a_batch_matches_a_row(name: str, jit: bool):
     f = OPERATORS[name]
     compared = 0
     for dtypes in DTYPES:
@@ -113,7 +113,7 @@ def test_addr_to_one_number():
         assert_matches(jax.vmap(jtbridge.wrap(f))(x, y), by_rows(f, [x, y], (0, 0)))
 
 
-def test_mixed_dtypes_that_torch_maps_rightly_run_as_one_batch():
+def test_mixed_dtypes_supported_by_torch_vmap_run_as_one_batch():
     def f(x, scale, i):
         y = x * scale + torch.arange(3)
         loss = F.cross_entropy(y.float(), i)

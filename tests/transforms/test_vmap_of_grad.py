@@ -131,7 +131,7 @@ def _columns(rows: list) -> list[jax.Array]:
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack", "callback"])
-def test_a_batch_of_cotangents_alone_of_cdist(backend, compiled):
+def test_batched_cotangents_of_cdist_with_unbatched_arguments(backend, compiled):
     """torch.func.jacrev of it is wrong in torch 2.13."""
 
     def distances(x):

@@ -36,7 +36,7 @@ TOLD = {
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize("made", MADE)
-def test_a_row_is_told_of_itself(made, told):
+def test_metadata_of_a_row_is_independent_of_the_batch(made, told):
     def fn(x):
         y = MADE[made](x)
         return y * (1 + float(TOLD[told](y, x)))

@@ -186,7 +186,7 @@ def compare(f: Callable, axis: int = 0, backend: str = "auto") -> None:
         assert_close(ours, theirs.numpy(), 1e-4)
 
 
-def test_every_operator_that_may_return_a_view_is_tried():
+def test_every_operator_that_may_return_a_view_is_tested():
     found = set()
     for schema in torch._C._jit_get_all_schemas():
         aliases = [a.alias_info for a in schema.arguments if "Tensor" in str(a.type) and a.alias_info is not None]
@@ -258,7 +258,7 @@ CALLED = ["reshape", "contiguous", "flatten", "x[tensor of each row]", "diagonal
 @pytest.mark.parametrize("backend", ["dlpack", "callback"])
 @pytest.mark.parametrize("source", ["argument", "transposed", "convolution"])
 @pytest.mark.parametrize("view", CALLED)
-def test_called(view: str, source: str, backend: str):
+def test_calls_that_write_to_views(view: str, source: str, backend: str):
     for number, write in enumerate(WRITES.values()):
         compare(function(VIEWS[view], SOURCES[source], write), axis=[0, 1, -1][number % 3], backend=backend)
 
@@ -320,7 +320,7 @@ BY_STRIDES = [
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("f", BY_STRIDES, ids=lambda f: f.__name__)
-def test_other_strides_in_a_batch(f: Callable, backend: str):
+def test_different_strides_in_a_batch(f: Callable, backend: str):
     with pytest.warns(SequentialVmapWarning):
         actual = jax.vmap(jtbridge.wrap(f, backend=backend))(jnp.asarray(BATCH))
     assert_close(actual[0], rows_of(f, BATCH)[0].numpy(), 1e-4)
@@ -442,7 +442,7 @@ def writes_elsewhere(x):
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 @pytest.mark.parametrize("f", [views_of_arguments, views_of_copies, results_in_use_alone, writes_elsewhere])
-def test_these_still_run_as_one_batch(f: Callable, backend: str):
+def test_harmless_writes_run_as_one_batch(f: Callable, backend: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error", SequentialVmapWarning)
         actual = jax.vmap(jtbridge.wrap(f, backend=backend))(jnp.asarray(BATCH))

@@ -31,7 +31,7 @@ def as_hlo(f, *args) -> str:
     return jax.jit(lambda *args: f(*args)).lower(*args).as_text()
 
 
-def test_translated_code_holds_no_call():
+def test_translated_program_contains_no_call():
     f = jtbridge.wrap(lambda x: torch.softmax(x, -1))
     assert "custom_call" not in as_hlo(f, X)
     assert "custom_call" not in as_hlo(jax.grad(lambda x: f(x)[0, 0]), X)
@@ -40,7 +40,7 @@ def test_translated_code_holds_no_call():
 
 
 @pytest.mark.parametrize("fn", [reads_a_value, through_numpy])
-def test_what_cannot_be_traced_is_called_and_right(fn):
+def test_untraceable_function_is_called(fn):
     f = jtbridge.wrap(fn)
     want = fn(torch.tensor(np.asarray(X)))
     with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def test_forced_translation_names_operator_line_and_remedy():
     )
 
 
-def test_forced_translation_of_a_data_dependent_shape_says_so():
+def test_forced_translation_reports_a_data_dependent_shape():
     with pytest.raises(jtbridge.errors.DataDependentShapeError, match="depends on the values"):
         jtbridge.wrap(torch.nonzero, backend="xla")(X)
 
@@ -121,7 +121,7 @@ def test_is_partitioned_under_plain_jit():
     assert "all-gather" not in f.lower(x).compile().as_text()
 
 
-def test_64_bit_islands_keep_their_width_while_x64_is_off():
+def test_64_bit_values_keep_their_width_while_x64_is_off():
     """float64 inside the function is float64, as in torch, though JAX's own arrays are 32 bits wide."""
 
     def fn(x):

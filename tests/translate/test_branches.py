@@ -49,7 +49,7 @@ X = np.float32([1.0, -2.0, 3.0])
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.0, -1.0])
-def test_every_way_is_torchs(factor):
+def test_every_path_matches_torch(factor):
     tensor = torch.from_numpy(X).clone().requires_grad_()
     (want,) = torch.autograd.grad(SkipsOnes.apply(tensor), tensor, torch.full((3,), factor))
     f = jtbridge.wrap(SkipsOnes.apply, backend="xla")
@@ -63,13 +63,13 @@ def test_every_way_is_torchs(factor):
 
 
 @pytest.mark.parametrize("function", [Shapes, Loops])
-def test_ways_that_cannot_be_one_program_are_refused(function):
+def test_paths_without_a_common_program_are_refused(function):
     f = jtbridge.wrap(function.apply, backend="xla")
     with pytest.raises(errors.TranslationError):
         jax.grad(lambda x: f(x).sum())(X)
 
 
-def test_a_function_that_branches_is_in_the_program_and_not_called():
+def test_function_with_branches_is_translated():
     f = jtbridge.wrap(lambda x: x * 2 if torch.equal(x, x.abs()) else x.sin())
     text = jax.jit(f).lower(X).as_text()
     assert "custom_call" not in text
@@ -77,13 +77,13 @@ def test_a_function_that_branches_is_in_the_program_and_not_called():
     assert jtbridge.explain(f, jnp.asarray(X)).backend == "xla"
 
 
-def test_rows_of_a_batch_go_ways_of_their_own():
+def test_rows_of_a_batch_take_separate_branches():
     f = jtbridge.wrap(lambda x: x * 2 if 3 in x else x.sin(), backend="xla")
     rows = np.stack([X, X + 1, -X])
     np.testing.assert_allclose(jax.vmap(f)(rows), np.stack([X * 2, np.sin(X + 1), np.sin(-X)]), rtol=1e-6)
 
 
-def test_a_way_that_raises_is_no_number():
+def test_branch_that_raises_gives_nan():
     def f(x):
         if torch.is_nonzero(x.isnan().any()):
             raise ValueError("no numbers")
@@ -110,7 +110,7 @@ def test_results_of_different_types_are_refused(function):
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_an_error_of_tracing_after_a_branch_is_no_check_of_the_function(sign: float):
+def test_tracing_error_after_a_branch_is_not_a_value_check(sign: float):
     def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         y = x.clone()
         row = y[i]

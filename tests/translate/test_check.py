@@ -14,7 +14,7 @@ from jtbridge.errors import ArgumentError, EffectsError
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
 
 
-def test_every_backend_in_every_mode():
+def test_every_backend_and_mode_is_tested():
     report = jtbridge.check(lambda x, i: torch.softmax(x @ x.T, -1)[i], X, jnp.array([1, 0]))
     ran = {(each.backend, each.mode) for each in report.comparisons}
     available = [status.name for status in jtbridge.backends() if status.available]
@@ -46,13 +46,13 @@ def test_a_wrong_lowering_is_found():
     assert "DIFFERS" in str(report)
 
 
-def test_a_backend_that_refuses_is_shown_and_does_not_count_as_wrong():
+def test_refusing_backend_is_shown_but_is_not_a_failure():
     report = jtbridge.check(lambda x: x * x.sum().item(), X)
     assert report.ok
     assert {each.note[:8] for each in report.comparisons if each.backend == "xla"} == {"not run:"}
 
 
-def test_random_functions_repeat_themselves():
+def test_random_functions_are_repeatable():
     report = jtbridge.check(lambda x: torch.nn.functional.dropout(x, 0.5), X, rng=jax.random.key(0))
     assert report.ok
     assert {each.note for each in report.comparisons} == {"draws: repeats itself"}
@@ -77,7 +77,7 @@ def test_a_function_with_ordered_effects_is_refused():
     assert not calls
 
 
-def test_a_forward_derivative_that_is_not_that_of_the_gradient_is_told():
+def test_inconsistent_forward_derivative_is_reported():
     report = jtbridge.check(torch.linalg.cholesky, jnp.eye(3))  # along a matrix that is not symmetric
     notes = {each.note for each in report.comparisons if each.mode == "jvp"}
     assert all("torch's forward mode; its gradient differs by" in note for note in notes)
@@ -85,7 +85,7 @@ def test_a_forward_derivative_that_is_not_that_of_the_gradient_is_told():
     assert {each.note for each in jtbridge.check(torch.sin, X).comparisons} == {""}
 
 
-def test_what_torch_raised_is_shown():
+def test_torch_exception_is_shown():
     report = jtbridge.check(lambda x: torch.from_numpy(np.sin(x.numpy())), jnp.ones(3))
     shown = [line for line in str(report).splitlines() if " vjp " in line and "xla" not in line]
     assert shown
@@ -97,7 +97,7 @@ def test_an_argument_without_values_is_refused():
         jtbridge.check(torch.sin, jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
-def test_nothing_is_no_function():
+def test_none_as_function_is_refused():
     for report in (jtbridge.check, jtbridge.explain):
         with pytest.raises(jtbridge.errors.ArgumentError, match="A function is expected, but got None"):
             report(None, jnp.ones(3))

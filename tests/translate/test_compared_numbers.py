@@ -61,7 +61,7 @@ def test_the_number_is_the_one_that_was_read():
     np.testing.assert_array_equal(program(X + 1), 2 * X + 4)
 
 
-def test_a_check_is_a_number_where_it_holds():
+def test_value_check_gives_the_result_if_it_passes():
     def f(v):
         if (v > 2).sum().item() > 3:
             raise ValueError("too many")
@@ -72,7 +72,7 @@ def test_a_check_is_a_number_where_it_holds():
     assert np.isnan(program(X + 5)).all()
 
 
-def test_gradients_go_the_same_way():
+def test_gradients_take_the_same_branch():
     f = jtbridge.wrap(lambda v: (v**2).sum() if v.sum().item() > 0 else v.sum(), backend="xla")
     np.testing.assert_array_equal(jax.jit(jax.grad(f))(X), 2 * X)
     np.testing.assert_array_equal(jax.jit(jax.grad(f))(-X), jnp.ones(4))

@@ -178,7 +178,7 @@ def test_values_gradients_and_batches(f):
 
 
 @pytest.mark.parametrize("f", TRANSLATED)
-def test_called_they_are_differentiated_too(f):
+def test_called_functions_are_differentiated(f):
     wrapped = jtbridge.wrap(f, backend="dlpack")
     want, gradient = of_torch(f, X)
     np.testing.assert_allclose(jax.jit(wrapped)(X), want, rtol=1e-6)
@@ -191,20 +191,20 @@ def of_its_argument(x):
     return x[x > 0]
 
 
-def of_what_was_written(x):
+def of_a_written_tensor(x):
     n = torch.zeros(2, 3)
     n[0] = x[0]
     return x[n > 0]
 
 
-def of_a_view_of_what_was_written(x):
+def of_a_view_of_a_written_tensor(x):
     n = torch.zeros(2, 3)
     row = n[0]
     n.copy_(x)
     return x[:, row > 0]
 
 
-@pytest.mark.parametrize("f", [of_its_argument, of_what_was_written, of_a_view_of_what_was_written])
+@pytest.mark.parametrize("f", [of_its_argument, of_a_written_tensor, of_a_view_of_a_written_tensor])
 def test_a_shape_that_depends_on_arguments_is_refused_under_a_trace(f):
     wrapped = jtbridge.wrap(f)
     with pytest.raises(errors.DataDependentShapeError, match=r"depends on the values of its arguments"):
@@ -237,7 +237,7 @@ def branching_on_memory_seen_as_another_dtype(x):
 
 
 @pytest.mark.parametrize("jit", [True, False])
-def test_a_branch_on_what_cannot_be_told_is_translated(jit):
+def test_branch_on_an_unknown_value_is_translated(jit):
     wrapped = jtbridge.wrap(branching_on_memory_seen_as_another_dtype, backend="xla")
     wrapped = jax.jit(wrapped) if jit else wrapped
     np.testing.assert_allclose(wrapped(X), 2 * np.asarray(X))
@@ -245,7 +245,7 @@ def test_a_branch_on_what_cannot_be_told_is_translated(jit):
 
 @pytest.mark.parametrize("f", [of_memory_without_values, of_memory_seen_as_another_dtype, of_written_and_filled])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_what_cannot_be_told_is_left_to_torch(f):
+def test_functions_of_unknown_values_are_called(f):
     wrapped = jtbridge.wrap(f)
     assert jtbridge.explain(wrapped, X).backend == "dlpack"
     np.testing.assert_allclose(jax.jit(wrapped)(X), f(torch.tensor(X)))
@@ -253,7 +253,7 @@ def test_what_cannot_be_told_is_left_to_torch(f):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_memory_that_is_too_much_to_hold_is_not_known(monkeypatch):
+def test_large_written_memory_is_not_evaluated(monkeypatch):
     monkeypatch.setattr(constant_eval, "_MAX_TRACKED_BYTES", 4)
     with pytest.raises(errors.DataDependentShapeError):
         jax.jit(jtbridge.wrap(written_by_elements))(X)
@@ -268,7 +268,7 @@ def fails_when_it_is_computed(x):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_what_fails_when_it_is_computed_is_left_to_torch():
+def test_failed_constant_evaluation_is_left_to_torch():
     wrapped = jtbridge.wrap(fails_when_it_is_computed)
     assert jtbridge.explain(wrapped, X).backend == "dlpack"
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"raised IndexError: index out of range in self"):

@@ -23,7 +23,7 @@ def causal(x: torch.Tensor) -> torch.Tensor:
     return torch.where(allowed, x, float("-inf")).softmax(-1)
 
 
-def test_a_mask_made_of_positions_is_a_constant():
+def test_mask_computed_from_positions_is_a_constant():
     x = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
     assert not {"iota", "compare"} & primitives(causal, x)
     assert {"exponential", "select"} <= primitives(causal, x)
@@ -31,7 +31,7 @@ def test_a_mask_made_of_positions_is_a_constant():
     np.testing.assert_allclose(got, causal(torch.from_numpy(x)), rtol=1e-6)
 
 
-def test_what_is_large_is_computed_in_the_program():
+def test_large_constants_are_computed_in_the_program():
     x = jnp.zeros((1024, 1024))
     assert "compare" in primitives(causal, x)
     assert "compare" not in primitives(causal, x[:128, :128])
@@ -82,7 +82,7 @@ def test_a_closed_over_tensor_that_changes_is_read_again():
 
 
 @pytest.mark.parametrize("size", [3, 300], ids=["literal", "input"])
-def test_a_write_to_a_closed_over_tensor_after_the_trace_does_not_change_the_program(size: int):
+def test_write_after_the_trace_does_not_change_the_program(size: int):
     weight = torch.ones(size)
     f = jtbridge.wrap(lambda x: (x * x * weight + weight.neg()).sum(), backend="xla")
     x = np.full(size, 3.0, np.float32)
@@ -93,7 +93,7 @@ def test_a_write_to_a_closed_over_tensor_after_the_trace_does_not_change_the_pro
     np.testing.assert_array_equal(gradient, 6.0 * np.ones(size, np.float32))
 
 
-def test_memory_that_is_not_set_is_no_constant():
+def test_uninitialized_memory_is_not_a_constant():
     def f(x: torch.Tensor) -> torch.Tensor:
         return x + torch.empty(3).copy_(x).neg()
 

@@ -55,7 +55,7 @@ def test_a_module_on_a_gpu_is_translated(there: list[torch.Tensor]):
     np.testing.assert_allclose(hessian, want.numpy(), rtol=1e-4, atol=1e-6)  # type: ignore[union-attr]
 
 
-def test_its_weights_are_arrays_and_read_again(there: list[torch.Tensor]):
+def test_weights_on_a_gpu_are_read_again(there: list[torch.Tensor]):
     module = model()
     there += module.parameters()
     f = jtbridge.wrap(module, backend="xla")
@@ -82,7 +82,7 @@ def test_weights_that_are_differentiated_inside(there: list[torch.Tensor]):
 
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_part_of_a_tensor_begins_where_it_begins(there: list[torch.Tensor], detached: bool, start: int):
+def test_storage_offset_of_a_view_is_kept(there: list[torch.Tensor], detached: bool, start: int):
     """Kernels and `as_strided` reach the memory of a tensor by its storage offset."""
     weights = torch.arange(200.0).reshape(5, 40)
     last = weights[start // 3 :, start:37]
@@ -116,7 +116,7 @@ def test_a_part_of_a_tensor_begins_where_it_begins(there: list[torch.Tensor], de
         lambda x: torch.arange(3, device=torch.device("cuda")) * 0 + 2 * x,
     ],
 )
-def test_what_asks_for_a_gpu_gets_the_cpu(there: list[torch.Tensor], fn: Any):
+def test_gpu_requests_use_the_cpu(there: list[torch.Tensor], fn: Any):
     module = _trace.trace(lambda x: [fn(x)], [ArrayType((3,), np.dtype(np.float32))], GraphUse.TRANSLATE)
     (result,) = module(torch.tensor([1.0, 2.0, 3.0]))
     assert result.device.type == "cpu"
@@ -130,7 +130,7 @@ def test_tensors_made_on_a_gpu_by_name(there: list[torch.Tensor], device: str):
     assert f(jnp.arange(3.0)).tolist() == [0, 2, 4]
 
 
-def test_without_a_gpu_that_is_an_error():
+def test_gpu_tensors_by_name_without_a_gpu_raise():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     f = jtbridge.wrap(lambda x: x * torch.full((3,), 2.0, device="cuda"), backend="xla")
@@ -138,7 +138,7 @@ def test_without_a_gpu_that_is_an_error():
         f(jnp.arange(3.0))
 
 
-def test_autocast_of_a_gpu_is_not_that_of_a_cpu(there: list[torch.Tensor]):
+def test_gpu_autocast_differs_from_cpu_autocast(there: list[torch.Tensor]):
     weight = torch.ones(40, 3)
     there.append(weight)
 

@@ -33,7 +33,7 @@ def test_a_translated_function():
     assert 0 < report.seconds < 60
 
 
-def test_what_stands_in_the_way_is_named_with_its_line():
+def test_reason_against_translation_has_its_line():
     def fn(x):
         return x * x.sum().item()  # here
 
@@ -131,7 +131,7 @@ _TESTS = "jtbridge_explain_tests"
         (lambda x: x.to_sparse().to_dense(), (2, 3), (), ("aten._to_dense.default", "aten._to_sparse.default")),
     ],
 )
-def test_operators_are_listed_as_translation_takes_them(function, shape, decomposed, missing):
+def test_operators_are_listed_as_translated(function, shape, decomposed, missing):
     report = jtbridge.explain(function, jnp.ones(shape), rng=jax.random.key(0))
     assert (report.decomposed, report.missing) == (decomposed, missing)
     assert report.backend == ("dlpack" if missing else "xla")
@@ -148,7 +148,7 @@ def test_a_function_without_a_graph_has_no_list_of_operators():
     assert "decomposed" not in str(report)
 
 
-def test_it_prints(capsys):
+def test_show_prints_the_report(capsys):
     report = jtbridge.explain(torch.sin, X)
     report.show()
     assert capsys.readouterr().out == f"{report}\n"  # plain, for this is no terminal
@@ -158,11 +158,11 @@ def test_it_prints(capsys):
     assert repr(report) == str(report)
 
 
-def test_nothing_to_differentiate():
+def test_integer_function_has_no_gradient():
     assert jtbridge.explain(lambda i: i + 1, jnp.arange(3)).gradient is None
 
 
-def test_dropout_of_probability_zero_draws_nothing():
+def test_dropout_with_probability_zero_is_not_random():
     def attend(q, p):
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=p)
 

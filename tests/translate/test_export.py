@@ -25,7 +25,7 @@ def expected(x) -> np.ndarray:
     return MODEL(torch.tensor(np.asarray(x))).numpy()
 
 
-def test_it_runs_in_a_process_without_torch(tmp_path: pathlib.Path):
+def test_exported_program_runs_without_torch(tmp_path: pathlib.Path):
     (tmp_path / "model.bin").write_bytes(jtbridge.export(MODEL_F, X).serialize())
     np.save(tmp_path / "x.npy", np.asarray(X))
     code = """
@@ -52,7 +52,7 @@ def test_symbolic_batch():
         np.testing.assert_allclose(exported.call(x), expected(x), rtol=1e-6, atol=1e-6)
 
 
-def test_symbolic_sizes_reach_the_code():
+def test_code_gets_symbolic_sizes():
     def fn(x, ids):
         batch, length = ids.shape
         table = torch.arange(length) * batch
@@ -175,7 +175,7 @@ def spec_of(shape, constraints=()):
     return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, constraints=constraints), jnp.float32)
 
 
-def test_a_lowering_that_takes_no_symbolic_sizes_is_named():
+def test_lowering_without_symbolic_sizes_is_named():
     f = jtbridge.wrap(lambda x: torch.nn.functional.adaptive_avg_pool1d(x, 2))
     with pytest.raises(TranslationError, match=r"adaptive_avg_pool2d.*does not take these symbolic sizes. Give"):
         jtbridge.export(f, spec_of("b, 3, t"))
@@ -206,7 +206,7 @@ def test_batch_of_a_symbolic_program():
         np.testing.assert_allclose(exported.call(x, y), np.stack(expected, 1), rtol=1e-5)
 
 
-def test_code_that_holds_for_some_sizes_only_is_refused():
+def test_code_valid_for_only_some_sizes_is_refused():
     (b,) = jax.export.symbolic_shape("b")
     spec = jax.ShapeDtypeStruct((b,), jnp.float32)
     with pytest.raises(TranslationError, match="works for some sizes only"):
@@ -264,7 +264,7 @@ def test_random_numbers_of_an_exported_program_follow_its_key():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_torchs_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: bool):
+def test_torch_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: bool):
     program = torch.export.export(MODEL, (torch.ones(4, 300),), dynamic_shapes=({0: torch.export.Dim("b")},))
     if saved:
         torch.export.save(program, tmp_path / "model.pt2")
@@ -286,7 +286,7 @@ def test_for_several_platforms_at_once(x64):
         np.testing.assert_allclose(saved.call(x), fn(torch.from_numpy(x)), rtol=1e-5)
 
 
-def test_a_module_is_exported_as_it_is():
+def test_module_is_exported_without_wrapping():
     saved = jtbridge.export(MODEL, jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 300"), jnp.float32)).serialize()
     got = jax.export.deserialize(saved).call(X[:3])
     np.testing.assert_allclose(got, expected(X[:3]), rtol=1e-6, atol=1e-6)

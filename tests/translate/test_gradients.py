@@ -160,14 +160,14 @@ def weighted(f):
 
 
 @pytest.mark.parametrize("name", KINKS)
-def test_gradient_is_torchs(name: str, every_backend: str):
+def test_gradient_matches_torch(name: str, every_backend: str):
     fn, point = KINKS[name]
     got = jax.jit(jax.grad(weighted(jtbridge.wrap(fn))))(jnp.asarray(point))
     np.testing.assert_allclose(got, of_torch(fn, point), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", KINKS)
-def test_gradients_of_a_batch_are_torchs(name: str, every_backend: str):
+def test_gradients_of_a_batch_match_torch(name: str, every_backend: str):
     fn, point = KINKS[name]
     points = [point, [1.5 * p + 0.25 for p in point], point]
     got = jax.vmap(jax.grad(weighted(jtbridge.wrap(fn))))(jnp.asarray(points))
@@ -175,7 +175,7 @@ def test_gradients_of_a_batch_are_torchs(name: str, every_backend: str):
 
 
 @pytest.mark.parametrize("name", SMOOTH_TWICE)
-def test_second_derivative_is_torchs(name: str, every_backend: str):
+def test_second_derivative_matches_torch(name: str, every_backend: str):
     fn, point = KINKS[name]
 
     def loss(x):
@@ -187,7 +187,7 @@ def test_second_derivative_is_torchs(name: str, every_backend: str):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_once_differentiable_is_refused_twice(every_backend: str):
+def test_second_derivative_of_once_differentiable_is_refused(every_backend: str):
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

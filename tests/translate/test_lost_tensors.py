@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning", "ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_rows_are_right(name: str, backend: str):
+def test_batches_match_their_rows(name: str, backend: str):
     fn = FUNCTIONS[name]
     f = jtbridge.wrap(fn, backend=backend)
     want = np.stack([fn(torch.tensor(row)).detach().numpy() for row in np.array(ROWS)])
@@ -78,6 +78,6 @@ def test_a_function_whose_trace_loses_a_tensor_is_called(name: str, backend: str
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_it_is_refused_where_it_must_be_translated(name: str):
+def test_function_with_lost_tensors_is_refused_by_the_xla_backend(name: str):
     with pytest.raises(TranslationError, match=r"lost sight of a tensor|cannot be traced"):
         jax.jit(jtbridge.wrap(LOST[name], backend="xla"))(ROWS)

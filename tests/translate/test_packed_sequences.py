@@ -25,7 +25,7 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def assert_as_torch(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = X) -> None:
+def assert_matches_torch(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = X) -> None:
     f = jtbridge.wrap(fn, backend="xla")
     given = jtbridge.to_jax(x)
     np.testing.assert_allclose(jax.jit(f)(given), fn(x).detach(), rtol=1e-5, atol=1e-6)
@@ -48,24 +48,26 @@ def through(network: torch.nn.Module, x: torch.Tensor, lengths: Any, **options: 
 def test_networks(name: str, lengths: list[int]):
     torch.manual_seed(0)
     network = NETWORKS[name]()
-    assert_as_torch(lambda x: through(network, x, lengths))
+    assert_matches_torch(lambda x: through(network, x, lengths))
 
 
 def test_lengths_in_any_order():
     torch.manual_seed(0)
     network = NETWORKS["lstm of two layers in both directions"]()
-    assert_as_torch(lambda x: through(network, x, [2, 5, 3], enforce_sorted=False))
+    assert_matches_torch(lambda x: through(network, x, [2, 5, 3], enforce_sorted=False))
 
 
 def test_lengths_that_are_closed_over():
     torch.manual_seed(0)
     network, lengths = NETWORKS["gru in both directions"](), torch.tensor([4, 2, 2])
-    assert_as_torch(lambda x: through(network, x, lengths))
+    assert_matches_torch(lambda x: through(network, x, lengths))
 
 
 def test_batch_first_and_a_list_of_sequences():
-    assert_as_torch(lambda x: pad_packed_sequence(pack_padded_sequence(x, [3, 3, 2, 1, 1], batch_first=True), True)[0])
-    assert_as_torch(lambda x: pack_sequence([x[:4, 0], x[:3, 1]]).data)
+    assert_matches_torch(
+        lambda x: pad_packed_sequence(pack_padded_sequence(x, [3, 3, 2, 1, 1], batch_first=True), True)[0]
+    )
+    assert_matches_torch(lambda x: pack_sequence([x[:4, 0], x[:3, 1]]).data)
 
 
 def test_a_batch_and_a_second_derivative():

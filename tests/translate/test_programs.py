@@ -22,7 +22,7 @@ X = jnp.linspace(-1.0, 1.0, 600).reshape(2, 300)
 KEY = jax.random.key(3)
 
 
-def test_big_constants_are_arrays_of_the_jaxpr_and_small_ones_are_not():
+def test_only_large_constants_are_arrays_of_the_jaxpr():
     big, small = torch.ones(300, 4), torch.ones(4)
     jaxpr = jax.make_jaxpr(jtbridge.wrap(lambda x: x @ big + small, backend="xla"))(X)
     assert [c.shape for c in jaxpr.consts] == [(300, 4)]
@@ -42,7 +42,7 @@ def test_weights_that_were_written_to_are_read_again():
     layer = torch.nn.Linear(300, 2)
     f, eager = jtbridge.wrap(layer, backend="xla"), jtbridge.wrap(layer)
 
-    def assert_as_torch():
+    def assert_matches_torch():
         want = layer(torch.tensor(np.asarray(X))).detach()
         np.testing.assert_allclose(eager(X), want, rtol=1e-4, atol=1e-5)
         for wrapped in (f, eager):
@@ -50,13 +50,13 @@ def test_weights_that_were_written_to_are_read_again():
         f.clear_cache()
         np.testing.assert_allclose(f(X), want, rtol=1e-4, atol=1e-5)
 
-    assert_as_torch()
+    assert_matches_torch()
     with torch.no_grad():
         layer.weight.mul_(2)
         layer.bias.add_(1)
-    assert_as_torch()
+    assert_matches_torch()
     layer.weight = torch.nn.Parameter(torch.zeros(2, 300))
-    assert_as_torch()
+    assert_matches_torch()
 
 
 def test_gradient_with_closed_over_weights():
@@ -68,7 +68,7 @@ def test_gradient_with_closed_over_weights():
     np.testing.assert_allclose(rows, got, rtol=1e-5)
 
 
-def test_module_paths_and_operators_are_named_scopes_forward_and_backward():
+def test_module_paths_and_operators_are_named_scopes():
     model = torch.nn.Sequential(torch.nn.Linear(300, 8), torch.nn.Tanh())
     params = jtbridge.to_jax(dict(model.named_parameters()))
     f = jtbridge.wrap(lambda p, x: torch.func.functional_call(model, p, x), backend="xla")
@@ -115,7 +115,7 @@ def test_vmap_draws_the_same_for_one_key_and_differently_for_many():
     assert (other[0] != other[1]).all()
 
 
-def test_a_signature_is_captured_once_in_a_trace_and_once_for_eager_calls():
+def test_signature_is_captured_once_per_trace_and_eager_use():
     calls = queue.SimpleQueue()  # not seen by jtbridge, which undoes changes of state that it sees
 
     def fn(x):
@@ -197,7 +197,7 @@ def _compiled(fn: Callable, *args: jax.Array) -> str:
     return re.sub(r", metadata=\{[^}]*\}|[.][0-9]+", "", body)
 
 
-def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
+def test_compiled_program_matches_the_same_function_in_jnp():
     x = jnp.ones((8, 8))
     with jax.default_matmul_precision("highest"):  # as torch's products are
         assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
@@ -209,7 +209,7 @@ def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
 
     f, eager = jtbridge.wrap(fn, backend="xla"), jtbridge.wrap(fn)
 
-    def assert_is(value: float, before: float):
+    def assert_value(value: float, before: float):
         """Assert that calls read the new value, except the cached program of `f`, which has the value of its trace."""
         want, x = [value] * 3, jnp.ones(3)
         assert eager(x).tolist() == want
@@ -219,11 +219,11 @@ def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
         assert f(x).tolist() == want
 
     monkeypatch.setitem(globals(), "WEIGHT", torch.ones(3))  # the one that is multiplied below is no other test's
-    assert_is(1, before=1)
+    assert_value(1, before=1)
     monkeypatch.setitem(globals(), "WEIGHT", torch.full((3,), 5.0))
-    assert_is(5, before=1)
+    assert_value(5, before=1)
     WEIGHT.mul_(2)
-    assert_is(10, before=5)
+    assert_value(10, before=5)
 
 
 def precisions(f: Callable) -> set[str]:
@@ -234,7 +234,7 @@ def precisions(f: Callable) -> set[str]:
     return set(re.findall(r"(?:precision = \[|precision )([A-Z]+)", text))
 
 
-def test_products_are_as_precise_as_torchs():
+def test_matmul_precision_matches_torch():
     """On a CPU this is always true. On a GPU, JAX's default would use ten bits."""
     weight, kernel = torch.randn(8, 8), torch.randn(4, 4, 3)
     f = jtbridge.wrap(lambda x: torch.conv1d(x @ weight, kernel), backend="xla")
@@ -263,7 +263,7 @@ def test_products_are_as_precise_as_torchs():
 
 
 @pytest.mark.parametrize("rows", [5, 40])
-def test_strides_from_the_start_of_the_memory_of_what_is_closed_over(rows: int):
+def test_storage_offsets_of_closed_over_tensors(rows: int):
     """A copy of a small constant has the same storage offset."""
     weights = torch.arange(8.0 * rows).reshape(rows, 8)
     last = weights[1:, 3:]

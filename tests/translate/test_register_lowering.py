@@ -60,7 +60,7 @@ def cube_backward_in_jax(x, grad, scale):
 X = jnp.arange(6.0).reshape(2, 3)
 
 
-def test_it_is_used_forward_backward_and_batched():
+def test_lowering_is_used_forward_backward_and_batched():
     f = jtbridge.wrap(lambda x: cube(x, 2.0), backend="xla")
     np.testing.assert_allclose(jax.jit(f)(X), 2 * X**3)
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), 6 * X**2)
@@ -83,7 +83,7 @@ def test_a_second_lowering_is_refused(operator):
         jtbridge.register_lowering(operator)(lambda x, scale: x)
 
 
-def test_jtbridges_own_are_not_replaced():
+def test_built_in_lowerings_are_not_replaced():
     with pytest.raises(LoweringError, match="`aten::sin` has a lowering already, jtbridge's own"):
         jtbridge.register_lowering(torch.ops.aten.sin.default)(jnp.sin)
 
@@ -154,7 +154,7 @@ def choosy_in_jax(x):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_torch_runs_what_a_lowering_refuses_and_an_exception_is_told():
+def test_refused_arguments_run_in_torch_and_exceptions_are_reported():
     f = jax.jit(jtbridge.wrap(choosy))
     np.testing.assert_array_equal(f(X[0]), 2 * X[0])
     with pytest.raises(LoweringError, match=r"the lowering of operator .*choosy.* failed: AttributeError"):
@@ -215,7 +215,7 @@ def shift_(x: torch.Tensor) -> None:
     x.add_(1)
 
 
-def test_an_operator_that_writes_to_its_arguments_is_named_and_no_lowering_proposed():
+def test_operator_that_writes_to_its_arguments_gets_no_lowering_suggestion():
     def fn(x):
         shift_(x)
         return x

@@ -45,7 +45,7 @@ class Lazy(torch.nn.Module):
 
 # Fake mode reads the `.grad` of every tensor, also of tensors that are not leaves of a graph.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_module_that_keeps_constants(backend):
+def test_module_that_stores_constants(backend):
     module, other = Lazy(), Lazy()
     f = jtbridge.wrap(module, backend=backend)
     want = other(torch.tensor(np.asarray(X))).detach().numpy()
@@ -63,7 +63,7 @@ def test_a_module_that_keeps_constants(backend):
     assert module.weight.grad == other.positions.sum()
 
 
-def test_what_is_made_like_a_sparse_tensor():
+def test_zeros_like_of_a_sparse_tensor():
     def f(x):
         return torch.zeros_like(x.to_sparse()).to_dense() + x
 
@@ -115,7 +115,7 @@ class Stateful(torch.nn.Module):
         return x + before
 
 
-def test_state_is_kept_by_eager_calls_and_refused_under_a_trace(backend):
+def test_eager_calls_update_state_that_a_trace_refuses(backend):
     module, other = Stateful(), Stateful()
     f = jtbridge.wrap(module, backend=backend)
     for scale in (1, 2, 3):
@@ -182,13 +182,13 @@ def test_state_of_a_backward_is_refused_where_it_is_read(backend, reads, monkeyp
     torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
 
 
-def test_state_is_kept_where_effects_are_wanted_and_nothing_is_traced():
+def test_ordered_effects_with_output_shapes_update_state():
     f = jtbridge.wrap(Stateful(), effects="ordered", output_shapes=jax.ShapeDtypeStruct((3,), jnp.float32))
     np.testing.assert_array_equal(jax.jit(f)(X), X)
     np.testing.assert_array_equal(jax.jit(f)(X), 3 * X)
 
 
-def test_what_is_kept_and_never_read_does_no_harm(backend):
+def test_stored_tensors_that_are_never_read_are_allowed(backend):
     class Noting(torch.nn.Module):
         def forward(self, x):
             self.noted = x * 2
@@ -204,7 +204,7 @@ def test_what_is_kept_and_never_read_does_no_harm(backend):
     torch.testing.assert_close(module.noted, torch.full((3,), 2.0))
 
 
-def test_what_is_kept_in_a_closure_and_never_read_does_no_harm(backend):
+def test_tensors_stored_in_a_closure_and_never_read_are_allowed(backend):
     last = torch.zeros(1)
 
     def f(x):
@@ -219,7 +219,7 @@ def test_what_is_kept_in_a_closure_and_never_read_does_no_harm(backend):
         np.testing.assert_array_equal(wrapped(jnp.ones(n)), np.full(n, 2))
 
 
-def test_a_trace_leaves_no_tensor_without_values():
+def test_trace_stores_no_fake_tensors():
     class Noting(torch.nn.Module):
         def forward(self, x):
             self.noted = x * 2
@@ -230,7 +230,7 @@ def test_a_trace_leaves_no_tensor_without_values():
     assert not hasattr(module, "noted")
 
 
-def test_a_tensor_without_values_does_not_stay_in_a_cache():
+def test_fake_tensor_is_not_stored_in_a_cache():
     @functools.cache
     def doubled(key):
         return values.pop() * 2
@@ -245,7 +245,7 @@ def test_a_tensor_without_values_does_not_stay_in_a_cache():
     assert doubled.cache_info().currsize == 0
 
 
-def test_a_result_that_is_kept_and_read_is_refused_under_a_trace():
+def test_stored_result_that_is_read_is_refused_under_a_trace():
     kept = []
 
     def f(x):

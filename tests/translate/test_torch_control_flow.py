@@ -98,7 +98,7 @@ def test_branches_with_other_shapes_are_refused():
 
 
 @in_operators
-def test_a_condition_on_a_shape_takes_one_branch():
+def test_condition_on_a_shape_compiles_one_branch():
     f = jtbridge.wrap(lambda x: torch.cond(x.shape[0] > 2, lambda x: x * 2, lambda x: x.sin(), (x,)))
     assert "sine" not in jax.jit(f).lower(X).as_text()
     assert_matches(jax.jit(f)(X), torch.tensor(np.array(X)) * 2)
@@ -110,7 +110,7 @@ def test_reports_follow_the_branches():
     assert jtbridge.purity(cond, X).is_pure
 
 
-def test_torchs_own_is_compiled_afterwards_and_on_other_threads():
+def test_torch_cond_compiles_after_a_trace_and_on_other_threads():
     want, compiled, inside, end = cond(torch.tensor(np.array(X))), [], threading.Event(), threading.Event()
 
     def waits(x: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_another_operator_with_functions_is_refused_under_jit():
 
 
 @in_operators
-def test_torchs_own_loop_runs_after_every_derivative():
+def test_torch_loop_runs_after_every_derivative():
     tensor = torch.tensor(np.array(X))
     want = counted(tensor)
     for backend in ("auto", "dlpack"):
@@ -207,7 +207,7 @@ def test_eager_calls_with_arguments_of_any_size(fn, size: int):
 
 @in_operators
 @sizes
-def test_a_write_beside_torchs_own_is_returned(size: int):
+def test_write_beside_torch_cond_is_returned(size: int):
     x = jnp.linspace(-1.0, 2.0, size)
     before = np.array(x)
     out, mutated = jtbridge.wrap(scaled, return_mutated=True)(x)

@@ -83,7 +83,7 @@ def test_values_and_gradients(name: str):
         ("wrong if it holds", -1.0),
     ],
 )
-def test_where_torch_raises_there_is_no_number(name: str, wrong: float):
+def test_failed_checks_give_nan(name: str, wrong: float):
     fn = FUNCTIONS[name]
     bad = X.clone()
     bad[0, 1] = wrong
@@ -97,7 +97,7 @@ def test_where_torch_raises_there_is_no_number(name: str, wrong: float):
     assert np.isnan(got[1]).all()
 
 
-def test_of_integers_and_bools():
+def test_checks_with_integer_and_boolean_results():
     @jtbridge.wrap(backend="xla")
     def f(x):
         assert (x > 0).all()
@@ -112,7 +112,7 @@ def test_of_integers_and_bools():
 
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"])
-def test_called_it_raises_and_needs_no_run_on_zeros(backend: str):
+def test_called_check_raises_without_a_run_on_zeros(backend: str):
     f = jtbridge.wrap(_of_itself, backend=backend)  # a scale of 0 is refused
     x = jtbridge.to_jax(X)
     np.testing.assert_allclose(jax.jit(f)(x), _of_itself(X), rtol=1e-6)
@@ -138,7 +138,7 @@ def test_called_assertions_by_operators_raise_in_gradients_too(backend: str, wro
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_branch_that_goes_on_both_ways_is_translated():
+def test_branch_without_an_exception_is_translated():
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x * 3
 
@@ -162,7 +162,7 @@ def test_a_branch_to_results_of_different_shapes_is_called():
         jax.jit(jtbridge.wrap(of_different_shapes))(jtbridge.to_jax(X))
 
 
-def test_what_fails_for_another_reason_than_a_check_is_no_check():
+def test_other_tracing_failures_are_not_value_checks():
     def fn(x: torch.Tensor) -> torch.Tensor:
         if (x > 0).all():
             return x + 1
@@ -203,7 +203,7 @@ def _added(x, index):
 
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("place", [0, 1, -1])
-def test_places_that_are_tensors(name: str, place: int):
+def test_index_checks_with_tensor_indices(name: str, place: int):
     fn = INDICES[name]
     i, j = torch.tensor(place), torch.tensor(place)
     f = jtbridge.wrap(fn, backend="xla")

@@ -52,7 +52,7 @@ def _apart(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning", "ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("fn", [_split, _chunk, _sizes, _products, _copies, _apart])
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
-def test_it_is_torchs(fn, backend):
+def test_matches_torch(fn, backend):
     x = jnp.asarray([2.0, 3.0, 4.0, 5.0])
     want = fn(torch.tensor(np.asarray(x)))
     f = jtbridge.wrap(fn, backend=backend)

@@ -65,7 +65,7 @@ FUNCTIONS = [added, row_of_copy, column, view, one_of_two_results, one_of_two_vi
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_results_are_those_of_torch(function):
+def test_results_match_torch(function):
     want = jax.tree.map(np.asarray, function(torch.from_numpy(X)))
     translated = jtbridge.wrap(function, backend="xla")
     jax.tree.map(np.testing.assert_array_equal, jax.jit(translated)(X), want)
@@ -73,7 +73,7 @@ def test_the_results_are_those_of_torch(function):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_gradients_are_those_of_torch(function):
+def test_gradients_match_torch(function):
     def loss(x):
         return sum((y**2).sum() for y in jax.tree.leaves(function(x)))
 

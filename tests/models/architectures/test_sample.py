@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("start", range(0, len(SAMPLE), 4))
-def test_the_sample_is_right_and_translated(start: int):
+def test_sample_matches_torch_and_is_translated(start: int):
     names = list(SAMPLE[start : start + 4])
     results = compared(names)
     assert {result["name"]: result["verdict"] for result in results} == verdicts(names), results

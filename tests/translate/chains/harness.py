@@ -87,7 +87,7 @@ def assert_near(got: Any, want: Sequence[torch.Tensor], factor: float = 1.0) -> 
         np.testing.assert_allclose(np.asarray(g, np.float64), expected, rtol=0, atol=atol)
 
 
-def assert_is_torchs(fn: Callable[..., Any], *arrays: Any, second: bool = False, factor: float = 4.0) -> None:
+def assert_matches_torch(fn: Callable[..., Any], *arrays: Any, second: bool = False, factor: float = 4.0) -> None:
     """Compare values and gradients with torch; with `second`, second derivatives too."""
     f = jtbridge.wrap(fn, backend="xla")
     tensors = to_torch(arrays)
@@ -118,8 +118,8 @@ def assert_is_torchs(fn: Callable[..., Any], *arrays: Any, second: bool = False,
         assert_near(jax.jit(jax.grad(directional, moving))(*arrays), seconds, 4 * factor)
 
 
-def assert_left_alone(fn: Callable[..., Any], *arrays: Any, forward: bool = False) -> None:
+def assert_not_fused(fn: Callable[..., Any], *arrays: Any, forward: bool = False) -> None:
     """Assert that no operator of jtbridge is in the gradient, nor (unless `forward`) in the value, and compare both."""
     assert forward or operators(fn, *arrays) == {}
     assert gradient_operators(fn, *arrays) == {}
-    assert_is_torchs(fn, *arrays)
+    assert_matches_torch(fn, *arrays)

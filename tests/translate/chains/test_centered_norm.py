@@ -13,9 +13,9 @@ from jtbridge.capture.chains import FUNCTIONS
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
-    assert_left_alone,
+    assert_matches_torch,
     assert_near,
+    assert_not_fused,
     gradient_operators,
     loss,
     normal,
@@ -60,17 +60,17 @@ chains = pytest.mark.parametrize("chain", [cohere, centered_once, promoted])
 
 @chains
 @dtypes
-def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+def test_chain_is_fused_and_matches_torch(chain, dtype):
     given = arguments(dtype)
     assert operators(chain, *given, ours=False) == {"jtbridge.centered_norm": 1}
     both = {"jtbridge.centered_norm": 1, "jtbridge.centered_norm_backward": 1}
     assert gradient_operators(chain, *given) == both
-    assert_is_torchs(chain, *given, second=True)
+    assert_matches_torch(chain, *given, second=True)
 
 
 @chains
 @dtypes
-def test_what_it_is_made_of_is_the_chain(chain, dtype):
+def test_fused_operator_matches_the_chain(chain, dtype):
     """They are equal to the bit in torch itself, and the gradients up to the order of two sums."""
     x, weight = (tensor.requires_grad_() for tensor in to_torch(arguments(dtype)))
     want, (ct,) = chain(x, weight), to_torch([normal(2, 3, 8, dtype=dtype, seed=2)])
@@ -227,8 +227,8 @@ NEAR_MISSES = [
 
 @pytest.mark.parametrize("function", NEAR_MISSES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_near_miss_is_left_as_it_is(function, dtype):
-    assert_left_alone(function, *arguments(dtype))
+def test_similar_code_is_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype))
 
 
 def mean_detached(x, weight):
@@ -247,8 +247,8 @@ def variance_without_gradient(x, weight):
 
 @pytest.mark.parametrize("function", [mean_detached, variance_without_gradient])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_that_the_code_bends_are_torchs(function, dtype):
-    assert_left_alone(function, *arguments(dtype), forward=True)
+def test_detached_parts_are_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype), forward=True)
 
 
 def away_used(x, weight):
@@ -264,10 +264,10 @@ def scaled_twice(x, weight):
     return weight * h + weight.sin() * h
 
 
-def test_what_is_centered_beside_it_has_a_root_mean_square():
+def test_centered_values_used_elsewhere_fuse_as_rms_norm():
     """A part of the chain is such a root mean square."""
     for given in (arguments(), arguments("bfloat16")):
         assert operators(away_used, *given) == {"jtbridge.rms_norm": 1}
-        assert_is_torchs(away_used, *given, second=True)
+        assert_matches_torch(away_used, *given, second=True)
     assert operators(scaled_twice, *arguments()) == {"jtbridge.unscaled_rms_norm": 1}
-    assert_is_torchs(scaled_twice, *arguments(), second=True)
+    assert_matches_torch(scaled_twice, *arguments(), second=True)

@@ -13,9 +13,9 @@ import jtbridge
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
-    assert_left_alone,
+    assert_matches_torch,
     assert_near,
+    assert_not_fused,
     gradient_operators,
     loss,
     normal,
@@ -91,7 +91,7 @@ chains = pytest.mark.parametrize("chain", CHAINS)
 
 @chains
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+def test_chain_is_fused_and_matches_torch(chain, dtype):
     given = arguments(dtype)
     assert operators(chain, *given) == {"jtbridge.cross_entropy": 1}
     assert dtype == "float32" or f"{dtype} -> float32" not in jtbridge.explain(chain, *given).casts
@@ -99,7 +99,7 @@ def test_the_chain_is_one_operator_and_torchs(chain, dtype):
     gradient = gradient_operators(chain, *given)
     assert gradient["jtbridge.cross_entropy_backward"] == 1
     assert set(gradient) <= set(both)
-    assert_is_torchs(chain, *given, second=True)
+    assert_matches_torch(chain, *given, second=True)
 
 
 @chains
@@ -114,7 +114,7 @@ def test_every_mode_of_differentiation(chain):
 
 
 @pytest.mark.parametrize("chain", [mean, smoothed, total, in_two, weighted, weighted_sum])
-def test_no_label_counts(chain):
+def test_all_labels_ignored(chain):
     logits, _ = arguments()
     labels = jnp.full(ROWS, -100, jnp.int32)
     f = jtbridge.wrap(chain, backend="xla")
@@ -129,7 +129,7 @@ def test_logits_that_are_masked():
     def f(logits, labels):
         return mean(logits.masked_fill(torch.arange(CLASSES) == 2, -torch.inf), labels)
 
-    assert_is_torchs(f, *arguments())
+    assert_matches_torch(f, *arguments())
 
 
 # Code that resembles the chain and computes something else.
@@ -169,8 +169,8 @@ def detached(logits, labels):
     "function",
     [weighted_and_smoothed, of_pixels, of_one, of_probabilities, along_rows, probabilities_returned, detached],
 )
-def test_a_near_miss_is_left_as_it_is(function, dtype):
-    assert_left_alone(function, *arguments(dtype))
+def test_similar_code_is_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype))
 
 
 def test_weights_that_are_arguments():
@@ -198,8 +198,8 @@ def test_weights_have_no_gradient_as_in_torch():
         jax.grad(jtbridge.wrap(f, backend="xla"), 2)(*arguments(), jnp.arange(1.0, 1 + CLASSES))
 
 
-def test_half_precision_is_left_as_it_is():
-    assert_left_alone(F.cross_entropy, *arguments("bfloat16"))
+def test_half_precision_is_not_fused():
+    assert_not_fused(F.cross_entropy, *arguments("bfloat16"))
 
 
 def test_log_softmax_without_gradient():
@@ -208,10 +208,10 @@ def test_log_softmax_without_gradient():
             log_p = F.log_softmax(logits.float(), dim=-1)
         return F.nll_loss(log_p, labels) * logits.float().sum()
 
-    assert_left_alone(f, *arguments(), forward=True)
+    assert_not_fused(f, *arguments(), forward=True)
 
 
-def test_the_backward_keeps_two_numbers_of_each_row():
+def test_backward_saves_two_numbers_per_row():
     """The backward does not run the forward again, and no softmax is saved."""
     from jtbridge.capture import split_or_reason
 

@@ -15,9 +15,9 @@ from jtbridge.capture.chains import FUNCTIONS
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
-    assert_left_alone,
+    assert_matches_torch,
     assert_near,
+    assert_not_fused,
     gradient_operators,
     loss,
     normal,
@@ -52,12 +52,12 @@ chains = pytest.mark.parametrize("chain", [swiglu, geglu, geglu_tanh, in_halves]
 
 @chains
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+def test_chain_is_fused_and_matches_torch(chain, dtype):
     given = arguments(dtype)
     assert operators(chain, *given) == {"jtbridge.gated": 1}
     gradient = gradient_operators(chain, *given)
     assert gradient["jtbridge.gated_backward"] == 1
-    assert_is_torchs(chain, *given, second=True, factor=4)
+    assert_matches_torch(chain, *given, second=True, factor=4)
 
 
 @pytest.mark.parametrize("chain", [swiglu, geglu, geglu_tanh, in_halves, lambda *given: geglu_new(*given)])
@@ -90,15 +90,15 @@ written_out = pytest.mark.parametrize("chain", [geglu_new, geglu_new_otherwise])
 
 
 @written_out
-def test_gelu_written_out_is_one_operator_and_torchs(chain):
+def test_explicit_gelu_is_fused_and_matches_torch(chain):
     given = arguments()
     assert operators(chain, *given, ours=False) == {"jtbridge.gated": 1}
     assert gradient_operators(chain, *given)["jtbridge.gated_backward"] == 1
-    assert_is_torchs(chain, *given, second=True)
+    assert_matches_torch(chain, *given, second=True)
 
 
 @written_out
-def test_what_it_is_made_of_is_the_chain(chain):
+def test_fused_operator_matches_the_chain(chain):
     """They are equal to the bit in torch itself."""
     gate, up = to_torch((2 * normal(64, 33), normal(64, 33, seed=1)))
     assert torch.equal(FUNCTIONS["jtbridge::gated"](gate, up, "gelu_new"), chain(gate, up))
@@ -106,7 +106,7 @@ def test_what_it_is_made_of_is_the_chain(chain):
 
 @written_out
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gelu_written_out_in_half_precision_is_left_as_it_is(chain, dtype):
+def test_explicit_gelu_in_half_precision_is_not_fused(chain, dtype):
     """It is rounded at each of its steps."""
     given = arguments(dtype)
     assert operators(chain, *given) == gradient_operators(chain, *given) == {}
@@ -161,8 +161,8 @@ def without_a_gate(gate, up):
         without_a_gate,
     ],
 )
-def test_what_looks_like_gelu_is_left_as_it_is(function):
-    assert_left_alone(function, *arguments())
+def test_code_similar_to_gelu_is_not_fused(function):
+    assert_not_fused(function, *arguments())
 
 
 def activated_returned(gate, up):
@@ -210,12 +210,12 @@ def without_gradient(gate, up):
     "function",
     [activated_returned, by_itself, in_place, broadcast, of_another_dtype, by_a_number, of_sigmoid, detached],
 )
-def test_a_near_miss_is_left_as_it_is(function, dtype):
-    assert_left_alone(function, *arguments(dtype))
+def test_similar_code_is_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype))
 
 
-def test_an_activation_without_gradient_has_none():
-    assert_left_alone(without_gradient, *arguments(), forward=True)
+def test_activation_without_gradient_is_not_fused():
+    assert_not_fused(without_gradient, *arguments(), forward=True)
 
 
 def test_in_float64():

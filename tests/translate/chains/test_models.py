@@ -148,7 +148,7 @@ def test_values_and_gradients(name, dtype):
 
 
 @some_models
-def test_along_a_direction(name):
+def test_directional_derivatives(name):
     """First derivatives forward, second derivatives in reverse and in forward over reverse."""
     f, of_torch, parameters = losses(name, attn_implementation="eager")  # torch has no second derivative of the others
     ids, labels = tokens()
@@ -191,7 +191,7 @@ def test_a_batch_of_models(name):
         np.testing.assert_allclose(grads[key][1], one[key], rtol=0, atol=1e-5 * float(jnp.abs(one[key]).max()))
 
 
-def test_checkpointed_layers_are_torchs():
+def test_checkpointed_layers_match_torch():
     made = model("Llama").train()
     with warnings.catch_warnings():  # its name changes with versions of transformers
         warnings.simplefilter("ignore")
@@ -211,7 +211,7 @@ def test_checkpointed_layers_are_torchs():
 
 
 @dtypes
-def test_t5_with_a_written_out_gelu(dtype):
+def test_t5_with_an_explicit_gelu(dtype):
     """T5 v1.1, whose GELU and loss are rounded after each step in half precision, as ours are not."""
     sizes = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 32, "d_ff": 48, "num_layers": LAYERS, "num_heads": 2}
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import jtbridge
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
+    assert_matches_torch,
     assert_near,
     gradient_operators,
     loss,
@@ -81,7 +81,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 @chains
 @dtypes
-def test_the_chain_is_one_operator(chain, dtype):
+def test_chain_is_fused(chain, dtype):
     assert operators(chain, *arguments(dtype), ours=False) == {"jtbridge.rms_norm": 1}
     both = {"jtbridge.rms_norm": 1, "jtbridge.rms_norm_backward": 1}
     assert gradient_operators(chain, *arguments(dtype)) == both
@@ -89,8 +89,8 @@ def test_the_chain_is_one_operator(chain, dtype):
 
 @chains
 @dtypes
-def test_it_is_torchs(chain, dtype):
-    assert_is_torchs(chain, *arguments(dtype), second=True)
+def test_matches_torch(chain, dtype):
+    assert_matches_torch(chain, *arguments(dtype), second=True)
 
 
 @chains
@@ -136,7 +136,7 @@ def test_third_derivative():
     assert_near([jax.grad(lambda x: jnp.sin(jax.jacrev(jax.grad(g))(x)).sum())(x)], [want], 100)
 
 
-def test_notes_stay():
+def test_module_paths_are_kept():
     class Norm(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -335,42 +335,42 @@ OF_GRADIENTS_OF_THE_WEIGHTED = [ends_outside_of_a_function, inner_gradient, hook
 
 @pytest.mark.parametrize("function", NEAR_MISSES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_near_miss_is_left_as_it_is(function, dtype):
+def test_similar_code_is_not_fused(function, dtype):
     given = arguments(dtype)
     assert operators(function, *given) == {}
     assert gradient_operators(function, *given) == {}
-    assert_is_torchs(function, *given)
+    assert_matches_torch(function, *given)
 
 
 @pytest.mark.parametrize(("function", "parts"), NOT_SCALED)
 @dtypes
-def test_of_a_near_miss_the_part_without_a_weight(function, parts, dtype):
+def test_similar_code_is_fused_without_the_weight(function, parts, dtype):
     given = arguments(dtype)
     assert operators(function, *given) == ({"jtbridge.unscaled_rms_norm": 1} if dtype in parts else {})
     assert ("jtbridge.unscaled_rms_norm_backward" in gradient_operators(function, *given)) == (dtype in parts)
     assert "jtbridge.rms_norm" not in gradient_operators(function, *given)
-    assert_is_torchs(function, *given, second=True)
+    assert_matches_torch(function, *given, second=True)
 
 
 @pytest.mark.parametrize("function", OF_GRADIENTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_that_the_code_bends_are_torchs(function, dtype):
+def test_detached_parts_match_torch(function, dtype):
     given = arguments(dtype)
     assert gradient_operators(function, *given) == {}
-    assert_is_torchs(function, *given)
+    assert_matches_torch(function, *given)
 
 
 @pytest.mark.parametrize("function", OF_GRADIENTS_OF_THE_WEIGHTED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_of_the_weighted_that_the_code_bends_are_torchs(function, dtype):
+def test_detached_weighted_parts_match_torch(function, dtype):
     given = arguments(dtype)
     found = gradient_operators(function, *given)
     assert {name for name in found if "unscaled" not in name} == set()
     assert bool(found) == (dtype == "float32")  # in half precision it is not rounded where it is taken
-    assert_is_torchs(function, *given)
+    assert_matches_torch(function, *given)
 
 
-def test_x_written_to_before_the_chain_ends():
+def test_argument_written_inside_the_chain():
     def f(x, weight):
         x = x * 1
         h = x.float()
@@ -380,32 +380,32 @@ def test_x_written_to_before_the_chain_ends():
 
     given = arguments("bfloat16")
     assert operators(f, *given) == gradient_operators(f, *given) == {}
-    assert_is_torchs(f, *given)
+    assert_matches_torch(f, *given)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_x_cut_off_in_place(dtype):
+def test_argument_detached_in_place(dtype):
     def f(x, weight):
         h = (x * 1).float()
         h.detach_()
         return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) + x.sin()
 
-    assert_is_torchs(f, *arguments(dtype))
+    assert_matches_torch(f, *arguments(dtype))
 
 
-def test_other_chains_are_fused_if_one_hides_a_value_that_is_used():
+def test_other_chains_are_fused_beside_an_unfusable_one():
     def f(x, weight):
         y, h = inner_value_returned(x, weight)
         return llama(x, weight) + y.sin(), h, gemma(x, weight)
 
     assert operators(f, *arguments()) == {"jtbridge.rms_norm": 2, "jtbridge.unscaled_rms_norm": 1}
-    assert_is_torchs(f, *arguments())
+    assert_matches_torch(f, *arguments())
     given = arguments("bfloat16")
     assert operators(f, *given) == {"jtbridge.rms_norm": 2}
-    assert_is_torchs(f, *given)
+    assert_matches_torch(f, *given)
 
 
-def test_a_function_with_its_own_backward_keeps_it():
+def test_custom_backward_is_kept():
     class Norm(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight):
@@ -420,7 +420,7 @@ def test_a_function_with_its_own_backward_keeps_it():
     def f(x, weight):
         return Norm.apply(x, weight)
 
-    assert_is_torchs(f, *arguments())
+    assert_matches_torch(f, *arguments())
 
 
 def test_inside_torch_func():
@@ -429,14 +429,14 @@ def test_inside_torch_func():
         return grads + torch.func.jvp(lambda x: llama(x, weight), (x,), (weight.expand_as(x),))[1]
 
     x, weight = arguments()
-    assert_is_torchs(f, x, weight)
+    assert_matches_torch(f, x, weight)
 
 
-def test_a_checkpointed_chain_is_torchs():
+def test_checkpointed_chain_matches_torch():
     def f(x, weight):
         return torch.utils.checkpoint.checkpoint(lambda x: llama(x.sin(), weight).sin(), x, use_reentrant=False)
 
-    assert_is_torchs(f, *arguments())
+    assert_matches_torch(f, *arguments())
 
 
 @pytest.mark.parametrize("name", ["dlpack", "callback"])

@@ -12,9 +12,9 @@ from jtbridge.capture.chains import CallRecorder
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
-    assert_left_alone,
+    assert_matches_torch,
     assert_near,
+    assert_not_fused,
     gradient_operators,
     loss,
     normal,
@@ -139,11 +139,11 @@ chains = pytest.mark.parametrize("chain", CHAINS)
 @chains
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_the_chain_is_one_operator_and_torchs(chain, dtype, batch):
+def test_chain_is_fused_and_matches_torch(chain, dtype, batch):
     given = arguments(dtype, batch)
     assert operators(chain, *given) == {"jtbridge.rope": 2}
     assert gradient_operators(chain, *given)["jtbridge.rope"] in (2, 4)  # the gradient may need no values
-    assert_is_torchs(chain, *given, second=True)
+    assert_matches_torch(chain, *given, second=True)
 
 
 @chains
@@ -165,7 +165,7 @@ def test_every_mode_of_differentiation(chain):
     assert_near([q, k], [torch.stack(column) for column in zip(*want, strict=True)])
 
 
-def test_angles_without_a_gradient_keep_no_queries():
+def test_backward_saves_no_queries_for_constant_angles():
     """No queries are saved for the backward."""
     from jtbridge.capture import split_or_reason
 
@@ -338,8 +338,8 @@ def complex_of_other_rows(q, k, cos, sin):
         with_alpha,
     ],
 )
-def test_a_near_miss_is_left_as_it_is(function, dtype):
-    assert_left_alone(function, *arguments(dtype))
+def test_similar_code_is_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype))
 
 
 def sum_is_used(q, k, cos, sin):
@@ -380,8 +380,8 @@ def turned_is_used_in_float32(q, k, cos, sin):
         complex_stays_in_float32,
     ],
 )
-def test_a_near_miss_in_float32_is_left_as_it_is(function):
-    assert_left_alone(function, *arguments("bfloat16"))
+def test_similar_code_in_float32_is_not_fused(function):
+    assert_not_fused(function, *arguments("bfloat16"))
 
 
 def test_in_float32_without_a_conversion_back():
@@ -392,12 +392,12 @@ def test_in_float32_without_a_conversion_back():
 
     given = arguments("bfloat16")
     assert operators(f, *given) == {"jtbridge.rope": 2}
-    assert_is_torchs(f, *given)
+    assert_matches_torch(f, *given)
 
 
 @pytest.mark.parametrize("chain", [llama, glm, gptj, tokens_first, cohere, ernie, in_float32])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_it_is_made_of_is_the_chain(chain, dtype):
+def test_fused_operator_matches_the_chain(chain, dtype):
     """To the bit, in torch itself, and so are the gradients by queries and keys."""
     tensors = to_torch(arguments(dtype))
     q, k = (x.requires_grad_() for x in tensors[:2])
@@ -416,4 +416,4 @@ def test_angles_of_another_dtype():
     def f(q, k, cos, sin):
         return llama(q, k, cos.float(), sin.float())
 
-    assert_left_alone(f, *arguments("bfloat16"))
+    assert_not_fused(f, *arguments("bfloat16"))

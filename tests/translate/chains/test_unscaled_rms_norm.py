@@ -14,9 +14,9 @@ from jtbridge.capture.chains import FUNCTIONS
 
 from .harness import (
     DTYPES,
-    assert_is_torchs,
-    assert_left_alone,
+    assert_matches_torch,
     assert_near,
+    assert_not_fused,
     gradient_operators,
     loss,
     normal,
@@ -62,17 +62,17 @@ chains = pytest.mark.parametrize("chain", CHAINS)
 
 @chains
 @dtypes
-def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+def test_chain_is_fused_and_matches_torch(chain, dtype):
     given = arguments(dtype)
     assert operators(chain, *given, ours=False) == {"jtbridge.unscaled_rms_norm": 1}
     both = {"jtbridge.unscaled_rms_norm": 1, "jtbridge.unscaled_rms_norm_backward": 1}
     assert gradient_operators(chain, *given) == both
-    assert_is_torchs(chain, *given, second=True)
+    assert_matches_torch(chain, *given, second=True)
 
 
 @chains
 @dtypes
-def test_what_it_is_made_of_is_the_chain(chain, dtype):
+def test_fused_operator_matches_the_chain(chain, dtype):
     """To the bit, in torch itself; the gradient too where torch takes that of rsqrt."""
     (x,) = to_torch(arguments(dtype))
     x.requires_grad_()
@@ -101,7 +101,7 @@ def test_every_mode_of_differentiation(chain):
 
 
 @dtypes
-def test_the_weight_that_follows_makes_it_the_longer_chain(dtype):
+def test_chain_followed_by_a_weight_fuses_as_rms_norm(dtype):
     def f(x):
         weight = torch.arange(1.0, 9.0, dtype=x.dtype)
         return weight * llama4(x), llama4(x) * weight, llama4(x) * (1 + weight)
@@ -109,17 +109,17 @@ def test_the_weight_that_follows_makes_it_the_longer_chain(dtype):
     given = arguments(dtype)
     assert operators(f, *given) == {"jtbridge.rms_norm": 3}
     assert set(gradient_operators(f, *given)) <= {"jtbridge.rms_norm", "jtbridge.rms_norm_backward"}
-    assert_is_torchs(f, *given)
+    assert_matches_torch(f, *given)
 
 
 @dtypes
-def test_a_result_with_uses_beside_the_weight_stays(dtype):
+def test_result_with_other_uses_is_fused_without_the_weight(dtype):
     def f(x):
         weight, h = torch.arange(1.0, 9.0, dtype=x.dtype), llama4(x)
         return weight * h, h.sin()
 
     assert operators(f, *arguments(dtype)) == {"jtbridge.unscaled_rms_norm": 1}
-    assert_is_torchs(f, *arguments(dtype), second=True)
+    assert_matches_torch(f, *arguments(dtype), second=True)
 
 
 @dtypes
@@ -130,7 +130,7 @@ def test_a_result_written_to(dtype):
         return torch.arange(1.0, 9.0, dtype=x.dtype) * h
 
     assert operators(f, *arguments(dtype)) == {"jtbridge.unscaled_rms_norm": 1}
-    assert_is_torchs(f, *arguments(dtype))
+    assert_matches_torch(f, *arguments(dtype))
 
 
 # Code that resembles the chain and computes something else.
@@ -190,8 +190,8 @@ def of_two_dimensions(x):
         of_two_dimensions,
     ],
 )
-def test_a_near_miss_is_left_as_it_is(function, dtype):
-    assert_left_alone(function, *arguments(dtype))
+def test_similar_code_is_not_fused(function, dtype):
+    assert_not_fused(function, *arguments(dtype))
 
 
 def stays_in_float32(x):
@@ -204,5 +204,5 @@ def in_its_own_precision(x):
 
 
 @pytest.mark.parametrize("function", [stays_in_float32, in_its_own_precision])
-def test_half_precision_that_is_not_converted_twice_is_left_as_it_is(function):
-    assert_left_alone(function, *arguments("bfloat16"))
+def test_half_precision_without_two_conversions_is_not_fused(function):
+    assert_not_fused(function, *arguments("bfloat16"))
