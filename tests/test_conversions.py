@@ -208,7 +208,7 @@ def test_what_cannot_be_converted():
         jtbridge.to_jax(torch.zeros(2, dtype=torch.complex64).to(torch.complex32))
     with pytest.raises(DTypeError, match=r"an array has JAX dtype `int4`, which torch does not have"):
         jtbridge.to_torch(jnp.zeros(2, jnp.int4))
-    with pytest.raises(ArgumentError, match="converts tensors in ordered containers, and a set is none"):
+    with pytest.raises(ArgumentError, match="in ordered containers, but got a set, which has no order"):
         jtbridge.to_jax({"of": {torch.ones(2)}})
     with pytest.raises(ArgumentError, match="and an iterator is none"):
         jtbridge.to_jax(map(torch.ones, [2, 3]))

@@ -1,0 +1,11 @@
+"""The names of the backends, for files that the backends themselves import, and for the doctor.
+
+The doctor lists its checks without the backends, whose import may fail. Code that chooses a backend asks
+`jtbridge/_backends/_registry.py`. A test compares this table with the backends.
+"""
+
+TRANSLATING = ("triton", "xla")  # in the order in which "auto" prefers them
+CALLING = ("dlpack", "callback")
+
+WITH_KERNELS, WITHOUT_KERNELS = TRANSLATING
+ON_DEVICE, ON_HOST = CALLING
