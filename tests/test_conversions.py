@@ -210,9 +210,9 @@ def test_what_cannot_be_converted():
         jtbridge.to_torch(jnp.zeros(2, jnp.int4))
     with pytest.raises(ArgumentError, match="in ordered containers, but got a set, which has no order"):
         jtbridge.to_jax({"of": {torch.ones(2)}})
-    with pytest.raises(ArgumentError, match="and an iterator is none"):
+    with pytest.raises(ArgumentError, match="but got an iterator"):
         jtbridge.to_jax(map(torch.ones, [2, 3]))
-    with pytest.raises(ArgumentError, match="and an iterator is none"):
+    with pytest.raises(ArgumentError, match="but got an iterator"):
         jtbridge.to_torch(jnp.ones(n) for n in range(2))
     with pytest.raises(ArgumentError, match="a masked NumPy array, whose mask would be lost"):
         jtbridge.to_torch(np.ma.array([1.0, 2.0], mask=[0, 1]))
