@@ -4,8 +4,10 @@ The doctor lists its checks without the backends, whose import may fail. Code th
 `jtbridge/_backends/_registry.py`. A test compares this table with the backends.
 """
 
-TRANSLATING = ("triton", "xla")  # in the order in which "auto" prefers them
-CALLING = ("dlpack", "callback")
+WITH_KERNELS = "triton"
+WITHOUT_KERNELS = "xla"
+ON_DEVICE = "dlpack"
+ON_HOST = "callback"
 
-WITH_KERNELS, WITHOUT_KERNELS = TRANSLATING
-ON_DEVICE, ON_HOST = CALLING
+TRANSLATING = (WITH_KERNELS, WITHOUT_KERNELS)  # in the order in which "auto" prefers them
+CALLING = (ON_DEVICE, ON_HOST)
