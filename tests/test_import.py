@@ -112,6 +112,7 @@ OF_TORCH = {
         torch.ops.aten.add.Tensor,
         torch.ops.aten.add,
         torch.nn.Linear(1, 1),
+        torch.nn.Linear(1, 1).state_dict(),
         torch.fx.Graph(),
     )
     for name in dir(value)
@@ -127,8 +128,27 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+# Private names that are given to `getattr` and its like outside `_compat`, and whose they are.
+OF_OTHERS = {"_make": "collections.namedtuple", "_can_compile_fullgraph": "transformers"}
+
+
+def name_in_string(node: ast.AST) -> tuple[str, str] | None:
+    """Return the object and the private name that a call such as ``getattr(x, "_name")`` names by a string."""
+    if not isinstance(node, ast.Call) or len(node.args) < 2:
+        return None
+    name = node.args[1]
+    accesses = dotted(node.func).rpartition(".")[2] in ("getattr", "hasattr", "setattr", "delattr")
+    if not accesses or not isinstance(name, ast.Constant) or not re.match("_(?!_|jtbridge_)", str(name.value)):
+        return None
+    return dotted(node.args[0]), name.value
+
+
 def private_uses(source: str) -> set[str]:
-    """Return the private names of torch, JAX and Triton that a file imports, or reads by chains of attributes."""
+    """Return the private names of torch, JAX and Triton that a file imports, or reads by chains of attributes.
+
+    A private name in a string counts too, for every object except `self` and `cls`: few objects of this package have
+    attributes that are read in this way, and those of other libraries are in `OF_OTHERS`.
+    """
     tree = ast.parse(source)
     names: dict[str, str] = {}  # the local name of each import, and its full name
     for node in ast.walk(tree):
@@ -144,6 +164,12 @@ def private_uses(source: str) -> set[str]:
                 used.add(f"{names[first]}.{rest}")
             elif node.attr in OF_TORCH and first not in ("self", "cls"):
                 used.add(f"torch.(...).{node.attr}")
+        elif by_string := name_in_string(node):
+            (first, _, rest), name = by_string[0].partition("."), by_string[1]
+            if first in names:
+                used.add(".".join(filter(None, (names[first], rest, name))))
+            elif by_string[0] not in ("self", "cls") and name not in OF_OTHERS:
+                used.add(f"torch.(...).{name}")
     libraries = "|".join(library for names in HOMES.values() for library in names)
     found = {name for name in used if re.match(rf"({libraries})\.(.*\.)?_(?!_)", name)}
     return {name for name in found if not name.startswith("torch.ops.")}  # operators of that name
@@ -164,6 +190,11 @@ def test_private_library_names_are_used_only_in_allowed_files(path: pathlib.Path
         ("import jax.interpreters.ad as ad\nad._x", "jax.interpreters.ad._x"),
         ("def f(x):\n    return x.grad._version", "torch.(...)._version"),
         ("def f(op):\n    return g(op)._schema", "torch.(...)._schema"),
+        ("def f(state_dict):\n    return state_dict._metadata", "torch.(...)._metadata"),
+        ("def f(op):\n    return getattr(op.target, '_schema', None)", "torch.(...)._schema"),
+        ("import torch\nhasattr(torch.nn.Linear, '_x')", "torch.nn.Linear._x"),
+        ("import jax\nsetattr(jax, '_x', 1)", "jax._x"),
+        ("def f(x):\n    delattr(x.hook, '_tensor_name')", "torch.(...)._tensor_name"),
     ],
 )
 def test_private_uses_are_found(source: str, name: str):

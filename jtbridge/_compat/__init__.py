@@ -86,13 +86,16 @@ from ._module_tables import (
     HOOK_TABLES,
     MODULE_TABLES,
     RNN_WEIGHTS,
+    VersionedStateDict,
+    computed_attribute,
     forward_pre_hooks,
+    module_versions,
     non_persistent_buffers,
     registered_buffers,
     registered_modules,
     registered_parameters,
 )
-from ._python import cache_entries
+from ._python import cache_entries, dispatch_cache
 from ._released import ReleasedTensor, reads_no_values
 from ._shared_tensor import SharedTensor
 from ._symbolic_sizes import broken_assumption, kernels_of_symbolic_sizes, may_equal, symbolic_shapes, symbolic_tensors
@@ -125,7 +128,7 @@ from ._torch import (
     has_own_dispatch,
     has_plain_memory,
     has_saved_tensor_hooks,
-    has_unbatched_node,
+    has_wrong_batching_rule,
     in_backward,
     innermost,
     is_lazy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,3 +36,21 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def forward_pre_hooks(attributes: dict[str, Any]) -> list[Any]:
     """Return the forward pre-hooks of the module with these attributes; none while the module is built or copied."""
     return list((attributes.get("_forward_pre_hooks") or {}).values())
+
+
+def computed_attribute(hook: Any) -> str:
+    """Return the name of the attribute that a hook of `torch.nn.utils` computes, which `prune` stores privately."""
+    return str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
+
+
+def module_versions(state_dict: Any) -> Any | None:
+    """Return the versions of the modules whose ``state_dict`` this is; None if it has none."""
+    return getattr(state_dict, "_metadata", None)
+
+
+class VersionedStateDict(dict):
+    """A ``state_dict`` with the versions of its modules, which torch needs to load a state of an older version."""
+
+    def __init__(self, entries: Mapping[str, Any], versions: Any):
+        super().__init__(entries)
+        self._metadata = versions

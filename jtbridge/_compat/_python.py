@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -25,3 +26,12 @@ def cache_entries(function: Callable[..., Any]) -> tuple[dict[Any, Any], dict[An
     listed = [part for part in parts[: dicts[-1]] if part is not link and part is not type(function)]
     results = dict(zip(listed[::2], listed[1::2], strict=False))  # deleted entries are listed too, before later ones
     return entries, {key: results.get(key) for key in entries}
+
+
+def dispatch_cache(function: Callable[..., Any]) -> Any | None:
+    """Return the cache of types of a ``functools.singledispatch`` function; None for another function.
+
+    The cache has no public access. Tried on CPython 3.11, 3.12 and 3.13.
+    """
+    clear = getattr(function, "_clear_cache", None)
+    return clear.__self__ if isinstance(clear, types.MethodType) else None

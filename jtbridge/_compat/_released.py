@@ -50,7 +50,7 @@ class ReleasedTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise ModelError(
-            "The torch module gave up its weights in `net.init(release=True)`, and it is used. Call "
+            "The weights of the torch module were released by `net.init(release=True)`, so it cannot be used. Call "
             "`net(params, state, ...)`, or give the module its weights again with `net.load(params, state)`."
         )
 

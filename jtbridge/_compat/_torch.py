@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -289,21 +289,22 @@ def graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
     return found
 
 
-def has_unbatched_node(tensors: Sequence[torch.Tensor], saved: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a node in the graph of some tensors saved no tensor that is batched by a running torch.vmap.
+# Nodes whose batching rule ignores the batch axis of a cotangent if no tensor that they saved has one (torch 2.13), and
+# the names of these tensors.
+_WRONG_FOR_COTANGENTS = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
-    One such torch.vmap suffices. Tried on torch 2.13.
 
-    Args:
-        tensors: the tensors.
-        saved: for the name of each node to look for, the names of the tensors that it saves.
+def has_wrong_batching_rule(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether a running torch.vmap would differentiate a node in the graph of some tensors wrongly.
+
+    The node saved no tensor that is batched by this torch.vmap. Tried on torch 2.13.
     """
     stack = functorch_bindings.get_interpreter_stack() or []
     running = {each.level() for each in stack if each.key() == functorch_bindings.TransformType.Vmap}
     if not running:
         return False
     for node in graph_nodes(tensors):
-        names = saved.get(node.name())
+        names = _WRONG_FOR_COTANGENTS.get(node.name())
         if names is not None and running - {level for name in names for level in _batch_levels(getattr(node, name))}:
             return True
     return False

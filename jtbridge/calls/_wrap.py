@@ -333,7 +333,7 @@ def as_wrapped(fn: Any) -> Wrapped:
     The callable may be a wrapped function, a ``jax.jit`` of one, or a `JaxModule`.
     """
     if fn is None:  # `wrap(None)` would return a decorator
-        raise ArgumentError("A function is expected, but got None.")
+        raise ArgumentError("Expected a function, but got None.")
     inner = fn
     while _is_jax_jitted(inner) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from jtbridge._compat import FakeTensor, forgetting_graph_sources
+from jtbridge._compat import FakeTensor, OpOverload, forgetting_graph_sources, schema_of
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -109,10 +109,9 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
 def _names_device(node: fx.Node) -> bool:
     """Return whether a node makes no tensor on the default device. Operators with a tensor `self` use its device."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if not isinstance(node.target, OpOverload):
         return node.op != "call_function" or node.target is operator.getitem
-    names = {argument.name for argument in schema.arguments}
+    names = {argument.name for argument in schema_of(node.target).arguments}
     return "device" not in names or "self" in names or node.kwargs.get("device") is not None
 
 

@@ -51,10 +51,12 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
         if isinstance(leaf, torch.Tensor):
             return tensor_to_jax(leaf, copy)
         if isinstance(leaf, set | frozenset) and any(isinstance(x, torch.Tensor) for x in leaf):
-            raise ArgumentError("`to_jax` converts tensors in ordered containers, and a set is none. Use a list.")
+            raise ArgumentError(
+                "`to_jax` converts tensors in ordered containers, but got a set, which has no order. Use a list."
+            )
         for kind, what, remedy in _REFUSED:
             if isinstance(leaf, kind):
-                raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
+                raise ArgumentError(f"`to_jax` converts tensors in containers, but got {what}. {remedy}")
         return leaf
 
     if isinstance(tree, types.FunctionType):
@@ -114,7 +116,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         if isinstance(leaf, np.ndarray):
             return _copy_as_tensor(leaf)
         if isinstance(leaf, _ITERATORS):
-            raise ArgumentError("`to_torch` converts arrays in containers, and an iterator is none. Make it a list.")
+            raise ArgumentError("`to_torch` converts arrays in containers, but got an iterator. Make it a list.")
         return leaf
 
     if isinstance(tree, types.FunctionType):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .backend_names import ON_HOST
 from .messages import text_of
 
 # The text of torch's error for an operator with tensors on different devices; a convolution names the tensors' types.
@@ -33,7 +34,7 @@ def add_host_note(error: BaseException) -> None:
     """Add a note to an error about tensors on different devices, raised in a call with arguments from the host."""
     if isinstance(error, RuntimeError) and _MIXED.search(text_of(error)):
         error.add_note(
-            'A function with `backend="callback"` gets its arguments on the CPU, wherever JAX has them. One with '
+            f'A function with `backend="{ON_HOST}"` gets its arguments on the CPU, wherever JAX has them. One with '
             '`effects="ordered"` gets them on the device of the modules and tensors that its code names. Move the '
             'arguments inside the function, as in `model(x.to("cuda")).cpu()`.'
         )

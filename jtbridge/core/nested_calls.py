@@ -26,6 +26,7 @@ from jtbridge._compat import (
 )
 from jtbridge.errors import JaxCallError
 
+from .backend_names import WITHOUT_KERNELS
 from .messages import text_of
 
 _RUNNING = threading.local()
@@ -115,7 +116,7 @@ def _jax_call_error(operation: str) -> JaxCallError:
         f"A torch function that a JAX program calls uses JAX (`{operation}`). JAX cannot run inside a callback of its "
         "own: the call could wait for ever. Call the torch function outside of `jax.jit`, compute with torch instead, "
         "or let the function be translated, with `jtbridge.to_torch_function` around the part in JAX "
-        '(`jtbridge.wrap(f, backend="xla")` says what prevents a translation).'
+        f'(`jtbridge.wrap(f, backend="{WITHOUT_KERNELS}")` says what prevents a translation).'
     )
 
 

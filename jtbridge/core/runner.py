@@ -36,8 +36,8 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
 def unrecorded_tensor_error() -> TranslationError:
     """Return the error for a graph with a tensor that no operator in it computes."""
     return TranslationError(
-        "its trace lost sight of a tensor, such as the result of `as_subclass`, a tensor that another thread of the "
-        "function computes, or a tensor that an earlier trace left"
+        "its trace contains a tensor that torch did not record, such as the result of `as_subclass`, a tensor that "
+        "another thread of the function computes, or a tensor that an earlier trace left"
     )
 
 

@@ -198,7 +198,7 @@ def _is_container(leaf: Any) -> bool:
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor | torch.nn.Module | Fixed | type):
         return False
     if not dataclasses.is_dataclass(leaf):
-        return True  # `register_node` decides
+        return True  # unknown; `register_node` decides later
     values = jax.tree_util.tree_leaves([getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)])
     holds_arrays = any(isinstance(v, jax.Array | np.ndarray | torch.Tensor) for v in values)
     return holds_arrays or type(leaf).__hash__ is None

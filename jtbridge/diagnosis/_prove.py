@@ -150,7 +150,7 @@ def _run_cases(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, A
                 results |= found
                 ends |= {key or f"{_folder_of(group[0])}:": outcome for key, outcome in ended.items()}
         except BaseException:
-            stop.set()  # the children end, and with them the threads that wait for them
+            stop.set()  # ends the children, so that the pool's threads, which wait for them, end too
             pool.shutdown(cancel_futures=True)
             raise
     keys = [key for group in groups for key in group]

@@ -23,6 +23,7 @@ from pathlib import Path
 import jax
 
 from jtbridge.core import cache_folder, tuning, version
+from jtbridge.core.backend_names import WITH_KERNELS
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
@@ -118,11 +119,12 @@ def unproven_reason() -> str | None:
     """Return why ``backend="auto"`` uses no kernels in this process; None if it uses proven kernels."""
     if jax.process_count() > 1:
         return (
-            'a program of several processes has kernels only with `backend="triton"`: the processes\' records of '
-            "proven kernels may differ, and their programs must not"
+            f'a program of several processes has kernels only with `backend="{WITH_KERNELS}"`: the processes\' '
+            "records of proven kernels may differ, and their programs must not"
         )
     if _chip.present() is None:
-        return 'this process has no GPU, so no kernel is proven on it; `backend="triton"` uses unproven kernels too'
+        backend = f'`backend="{WITH_KERNELS}"`'
+        return f"this process has no GPU, so no kernel is proven on it; {backend} uses unproven kernels too"
     found = record()
     if found is None:
         return UNPROVEN

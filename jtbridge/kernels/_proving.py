@@ -136,7 +136,7 @@ def _disagreement(got: Sequence[Any], want: Sequence[Any], of_sums: float) -> st
         wide, expected = np.asarray(g, np.float64), np.asarray(w, np.float64)
         finite = np.isfinite(expected)
         if not np.array_equal(np.isfinite(wide), finite) or not np.array_equal(wide[~finite], expected[~finite], True):
-            return f"result {i} is not finite elsewhere than the reference's"
+            return f"result {i} has NaN or infinity at other positions than the reference's"
         scale = np.abs(expected[finite]).max(initial=1e-30)
         apart = np.abs(wide - expected)[finite].max(initial=0.0) / scale
         tolerance = max(_TOLERANCE.get(str(g.dtype), 1e-4), of_sums if g.dtype == jnp.float32 else 0.0)

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from jtbridge._compat import (
     RNN_WEIGHTS,
+    computed_attribute,
     forward_pre_hooks,
     non_persistent_buffers,
     registered_buffers,
@@ -110,7 +111,7 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
     found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
     for hook in forward_pre_hooks(vars(module)):
         if module_of(type(hook)).startswith("torch.nn.utils."):
-            found.add(str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)))
+            found.add(computed_attribute(hook))
     return found
 
 

@@ -42,7 +42,10 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
 
 
 def _is_installed_anew(hook: Any) -> bool:
-    """Return whether a hook is one of transformers, which its models register again in each call that needs it."""
+    """Return whether transformers installed a hook.
+
+    Its models install their hooks again in each call that needs them.
+    """
     return (getattr(hook, "__module__", None) or "").startswith("transformers.")
 
 

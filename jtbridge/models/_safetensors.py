@@ -42,7 +42,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
     if clash := sorted(ties.keys() & metadata.keys()):
         raise ModelError(f"The metadata has the key `{clash[0]}`, which is another name of a tied weight: rename it.")
     if not all(isinstance(text, str) for text in (*metadata, *metadata.values())):
-        raise ModelError("The metadata of a safetensors file has texts alone, as keys and as values.")
+        raise ModelError("The metadata of a safetensors file must be a dict from str to str.")
     place = pathlib.Path(path)
     with _as_model_errors(f"`{place}` cannot be written", ". A file that was there is unchanged"):
         place = place.resolve()  # a symbolic link is kept, and its target replaced
@@ -107,8 +107,8 @@ def _files_of_index(path: pathlib.Path) -> list[str]:
         return names
     except (OSError, *MALFORMED, AttributeError) as error:
         raise ModelError(
-            f"`{path}` is no index of safetensors files: its `weight_map` cannot be read, or it names files outside of "
-            "its folder."
+            f"`{path}` is not an index of safetensors files: its `weight_map` cannot be read, or it names files "
+            "outside of its folder."
         ) from error
 
 
@@ -116,7 +116,7 @@ def _read_file(path: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, s
     from safetensors import safe_open
 
     _check_can_be_opened(path)
-    what = f"`{path}` is no safetensors file, or it is damaged"
+    what = f"`{path}` is not a safetensors file, or it is damaged"
     with _as_model_errors(what), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
         ties = {name: first for name, first in (file.metadata() or {}).items() if first in tensors}

@@ -9,7 +9,13 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import ReleasedTensor, registered_buffers, registered_parameters
+from jtbridge._compat import (
+    ReleasedTensor,
+    VersionedStateDict,
+    module_versions,
+    registered_buffers,
+    registered_parameters,
+)
 from jtbridge.calls.eager import shared_tensor
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
@@ -87,7 +93,10 @@ def _loaded_copy(
     strict: bool,
     other_names: Mapping[str, str],
 ) -> Any:
-    """Return a copy of a module with the tensors of a ``state_dict``. Tensors that it lacks have no memory."""
+    """Return a copy of a module with the tensors of a ``state_dict``.
+
+    Tensors that the ``state_dict`` lacks are placeholders without memory.
+    """
     name = type(module).__name__
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)
@@ -96,10 +105,9 @@ def _loaded_copy(
     given |= {other: given[first] for other, first in other_names.items() if other in expected.keys() - given}
     _complete(given, expected, ties)
     _check_entries(name, given, expected)
-    versions = getattr(state_dict, "_metadata", None)
+    versions = module_versions(state_dict)
     if versions is not None:
-        given = _WithMetadata(given)
-        given._metadata = versions
+        given = VersionedStateDict(given, versions)
     try:
         copy.load_state_dict(given, strict=strict, assign=True)
     except RuntimeError as error:
@@ -107,12 +115,6 @@ def _loaded_copy(
         raise ModelError(f"The `state_dict` does not fit `{name}`. {error}{advice}") from None
     _check_ties(name, copy, ties)
     return copy
-
-
-class _WithMetadata(dict):
-    """A ``state_dict`` with the versions of its modules, which torch needs to load a state of an older version."""
-
-    _metadata: Any
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -24,6 +24,7 @@ from jtbridge._compat import (
 )
 from jtbridge.capture import probe_vmap
 from jtbridge.core import tuning
+from jtbridge.core.backend_names import WITHOUT_KERNELS
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import describe, primitive_of_several_results
@@ -71,7 +72,9 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"{untranslatable_reason(fn, pure=True)}"
             )
         if calls and reduces:
-            why = untranslatable_reason(fn, pure=True) or f'`backend="{backend}"` was chosen. Choose "auto" or "xla".'
+            why = untranslatable_reason(fn, pure=True) or (
+                f'`backend="{backend}"` was chosen. Choose "auto" or "{WITHOUT_KERNELS}".'
+            )
             raise BackendError(
                 f"`{fn.base.name}` is used in the body of `jax.lax.reduce`, `reduce_window` or `scatter_apply`. XLA "
                 f"cannot call torch there, so the function has to be translated, but {why}"

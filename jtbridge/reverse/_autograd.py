@@ -104,7 +104,10 @@ class Differentiated(SingleLevelFunction):
 def _run_with_residuals(
     function: JaxFunction, wrt: tuple[int, ...], types: Types, below: Callable[[JaxFunction], list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], Layout]:
-    """Return the results with the residuals of the gradient by `wrt`, if JAX can derive one, and their layout."""
+    """Return results and residuals, and their layout.
+
+    If JAX cannot differentiate with respect to `wrt`, there are no residuals.
+    """
     forward = with_residuals(function, wrt)
     if types not in forward.refused:
         try:

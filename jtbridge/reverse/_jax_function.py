@@ -30,6 +30,7 @@ from jtbridge._compat import (
     without_axis_names,
     without_unused,
 )
+from jtbridge.core.backend_names import WITHOUT_KERNELS
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -114,7 +115,8 @@ class JaxFunction:
             raise JaxCallError(
                 f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot "
                 "run inside a callback of a program: the call could wait forever. Let the torch function be translated "
-                '(`jtbridge.wrap(f, backend="xla")` says what prevents it), or call `f` outside of `jax.jit`.'
+                f'(`jtbridge.wrap(f, backend="{WITHOUT_KERNELS}")` says what prevents it), or call `f` outside of '
+                "`jax.jit`."
             )
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
@@ -241,7 +243,8 @@ class JaxFunction:
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""
-        traces = current_context() is not Context.EAGER  # JAX traces around this run
+        # Whether a JAX trace encloses this run, although its arguments are concrete.
+        traces = current_context() is not Context.EAGER
         if device is None and not traces:
             return self._in_jax()
         stack = contextlib.ExitStack()

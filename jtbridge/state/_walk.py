@@ -36,6 +36,7 @@ from jtbridge._compat import (
     RNN_WEIGHTS,
     FakeTensor,
     ReleasedTensor,
+    dispatch_cache,
     global_hooks,
     hidden_from_modes,
     innermost,
@@ -136,7 +137,8 @@ class StateWalk:
         self.objects: list[ClassAndDict] = []
         self.empty: list[EmptyContainers] = []
         self.positions: list[IteratorPosition] = []
-        self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
+        # Tensors whose values are not saved, with their write counts.
+        self.versions: list[tuple[torch.Tensor, int]] = []
         self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
         self.caches: list[CachedFunction] = []
         self.escaped: list[StatePath] = []
@@ -381,9 +383,8 @@ class StateWalk:
                     self._queue.extend((part, place) for part in _wrapped_by(method))
             for scope in self._modules:
                 self._scope(scope, new)
-        clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`: its cache of types is not state
-        if isinstance(clear, types.MethodType):
-            self._seen[id(clear.__self__)] = clear.__self__
+        if (of_types := dispatch_cache(fn)) is not None:  # which is not state
+            self._seen[id(of_types)] = of_types
         self._attributes(fn, StatePath(None, "root", fn.__name__))
 
     def _scope(self, scope: dict[str, Any], names: Set[str]) -> None:

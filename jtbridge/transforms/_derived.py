@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, has_unbatched_node, innermost
+from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, has_wrong_batching_rule, innermost
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
@@ -126,17 +126,13 @@ def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
     )
 
 
-# Nodes whose batching rule ignores the batch axis of a cotangent if no tensor that they saved has one (torch 2.13).
-_WRONG_FOR_COTANGENTS = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
-
-
 def refuse_wrong_batches(tensors: Sequence[torch.Tensor]) -> None:
     """Raise if torch.vmap is running, and would differentiate the graph of some tensors wrongly.
 
     Raises:
         NotImplementedError: the caller must differentiate the rows one after another.
     """
-    if has_unbatched_node(tensors, _WRONG_FOR_COTANGENTS):
+    if has_wrong_batching_rule(tensors):
         raise NotImplementedError("torch.vmap is wrong for the gradient of `cdist` of the same points in each row")
 
 

@@ -292,7 +292,10 @@ class _Pair:
         self._storages = [StorageWeakRef(innermost(tensor).untyped_storage()) for tensor in (x, result)]
 
     def is_seen_in_both(self, storage: int) -> bool:
-        """Return whether a write to a storage changes the argument or the result while the other one is in use."""
+        """Return whether a write to `storage` can be seen through both tensors of the pair.
+
+        The write changes one of them, and the other one is still alive.
+        """
         of_x, of_result = self._storages
         if of_x.cdata == of_result.cdata == storage:
             return self._was_shared or self._x() is not None

@@ -11,6 +11,7 @@ from torch import fx
 
 from jtbridge._compat import OpOverload
 from jtbridge.capture import from_bytes, materialized_tensor, origin, to_bytes
+from jtbridge.core.backend_names import ON_DEVICE, ON_HOST
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.lowerings import find
 
@@ -21,7 +22,7 @@ from ._regions import reason_for_region, region_of, regions_of
 
 # Python functions that a graph may contain in addition to operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
-_CALL = 'backend="dlpack" or "callback"'
+_CALL = f'backend="{ON_DEVICE}" or "{ON_HOST}"'
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes, materialized_tensor})
 
 

@@ -137,7 +137,9 @@ def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
         program = jax.make_jaxpr(run)(*avals)
     for i, (got, want) in enumerate(zip(program.out_avals, fn.out_types, strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
-            raise TranslationError(f"result {i} of `{fn.base.name}` became {got.str_short()}, torch's is {want}")
+            raise TranslationError(
+                f"result {i} of `{fn.base.name}` is {got.str_short()} after translation, but {want} in torch"
+            )
     return with_clamped_sums(program)
 
 

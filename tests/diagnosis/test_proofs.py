@@ -220,7 +220,7 @@ def test_the_proof_writes_a_record_that_auto_reads(interpreted):
     [
         ("op._backward = lambda y, ct, *, log: [ct + 1]", "softmax backward", "result 0 differs by "),
         ("op._forward = lambda x, *, log: [x[:1]]", "softmax forward", "result 0 is float32[1, 5] where"),
-        ("op._forward = lambda x, *, log: [x / 0]", "softmax forward", "result 0 is not finite elsewhere than"),
+        ("op._forward = lambda x, *, log: [x / 0]", "softmax forward", "result 0 has NaN or infinity at other"),
         ("op._forward = lambda x, *, log: fail()", "softmax forward", "RuntimeError: no kernel image is available"),
         ("op._backward = lambda y, ct, *, log: os.kill(os.getpid(), 11)", "softmax backward", "killed by SIGSEGV"),
     ],

@@ -62,7 +62,7 @@ def test_weights(malicious: bytes, tmp_path: pathlib.Path, name: str):
 def test_an_index_that_names_a_pickle(malicious: bytes, tmp_path: pathlib.Path):
     (tmp_path / "weights.bin").write_bytes(malicious)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": "weights.bin"}}))
-    with pytest.raises(ModelError, match=r"weights\.bin` is no safetensors file"):
+    with pytest.raises(ModelError, match=r"weights\.bin` is not a safetensors file"):
         jtbridge.module(torch.nn.Linear(2, 2)).load_safetensors(tmp_path)
     assert not pathlib.Path("unpickled").exists()
 
@@ -70,7 +70,7 @@ def test_an_index_that_names_a_pickle(malicious: bytes, tmp_path: pathlib.Path):
 @pytest.mark.parametrize("content", ["", "[]", '{"weight_map": {"weight": 3}}', '{"weight_map": []}', "[" * 100_000])
 def test_a_damaged_index(content: str, tmp_path: pathlib.Path):
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ModelError, match="is no index of safetensors files"):
+    with pytest.raises(ModelError, match="is not an index of safetensors files"):
         jtbridge.module(torch.nn.Linear(2, 2)).load_safetensors(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_a_damaged_file_and_one_that_is_cut_off(tmp_path: pathlib.Path):
     whole = file.read_bytes()
     for damaged in (b"", whole[:7], whole[:-1], b"\xff" * 8 + whole[8:], whole[:20] + b"}" + whole[21:]):
         file.write_bytes(damaged)
-        with pytest.raises(ModelError, match=r"model\.safetensors` is no safetensors file, or it is damaged"):
+        with pytest.raises(ModelError, match=r"model\.safetensors` is not a safetensors file, or it is damaged"):
             net.load_safetensors(file)
     file.write_bytes(whole)
     np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
@@ -196,7 +196,7 @@ def test_weights_are_written_through_links_and_over_no_device(tmp_path: pathlib.
 
 
 @pytest.mark.parametrize(
-    ("metadata", "text"), [({"b.weight": "c"}, "another name of a tied"), ({"n": 3}, "texts alone")]
+    ("metadata", "text"), [({"b.weight": "c"}, "another name of a tied"), ({"n": 3}, "must be a dict from str to str")]
 )
 def test_metadata_that_would_damage_a_file(tmp_path: pathlib.Path, metadata, text):
     model = torch.nn.Module()

@@ -99,5 +99,5 @@ def test_an_argument_without_values_is_refused():
 
 def test_none_as_function_is_refused():
     for report in (jtbridge.check, jtbridge.explain):
-        with pytest.raises(jtbridge.errors.ArgumentError, match="A function is expected, but got None"):
+        with pytest.raises(jtbridge.errors.ArgumentError, match="Expected a function, but got None"):
             report(None, jnp.ones(3))

@@ -19,6 +19,7 @@ from jtbridge._compat import TRACING, Context, current_context, outermost_trace
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
+from jtbridge.core.backend_names import WITHOUT_KERNELS
 from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.gpu_memory import GPU_PLATFORMS
@@ -216,7 +217,7 @@ class TracedCalls:
             option = 'effects="ordered"' if self._ordered else f'backend="{backend}"'
             raise BackendError(
                 f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
-                f'{option} calls torch. Use `backend="xla"` alone.'
+                f'{option} calls torch. Use `backend="{WITHOUT_KERNELS}"` alone.'
             )
         shapes = [shape for shape, _ in signature.types]
         types_ = tuple(zip(example_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge.core.backend_names import ON_DEVICE
 from jtbridge.core.convert import to_torch
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
@@ -58,7 +59,7 @@ def _compare_with_torch(traced: TracedFunction, operands: Sequence[np.ndarray], 
                 f"Result {number} of `{traced.name}` differs from torch's by {found:.1e} of its largest magnitude; "
                 f"{max(tolerance(got.dtype), rounded):.0e} is allowed for {got.dtype}. The function may do something "
                 "else while it is traced, for example ask `torch.compiler.is_exporting()` or look for fake tensors. "
-                'Wrap it with `backend="dlpack"`, or make it do the same in both cases.'
+                f'Wrap it with `backend="{ON_DEVICE}"`, or make it do the same in both cases.'
             )
 
 

@@ -106,7 +106,8 @@ def _handler(code: types.CodeType, position: int) -> int | None:
     """Return the position of the exception handler around an instruction, if there is one."""
     numbers: list[int] = []
     is_continued = False
-    for byte in code.co_exceptiontable:  # six bits of a number each; the format is in CPython's InternalDocs
+    # A number is a sequence of bytes: 6 bits each, bit 64 set if another byte follows (CPython, InternalDocs).
+    for byte in code.co_exceptiontable:
         numbers = [*numbers[:-1], numbers[-1] << 6 | byte & 63] if is_continued else [*numbers, byte & 63]
         is_continued = bool(byte & 64)
     for start, length, target in zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True):

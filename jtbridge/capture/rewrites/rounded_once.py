@@ -71,7 +71,7 @@ def round_once(graph: fx.Graph) -> None:
 
 
 def _self_compared(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes of floats and complex numbers that are compared with some of their own elements."""
+    """Return the inexact nodes that a comparison reads twice, as a whole and as a selection, such as `x == x.max()`."""
     sources: dict[fx.Node, frozenset[fx.Node]] = {}
     found: set[fx.Node] = set()
     for node in graph.nodes:

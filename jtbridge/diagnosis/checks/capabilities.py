@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jtbridge._backends import backends
 from jtbridge.calls._wrap import wrap
+from jtbridge.core.backend_names import CALLING, WITHOUT_KERNELS
 from jtbridge.diagnosis._checks import Check, WrongValue, expect
 from jtbridge.diagnosis._report import NOTE, OK, Finding
 from jtbridge.models import module
@@ -78,7 +79,7 @@ def _try_exception(backend: str) -> None:
 def _try_island() -> None:
     from jtbridge.translate import forced_islands
 
-    f = wrap(lambda x: torch.sin(x) * x + 1, backend="xla", islands="needed")
+    f = wrap(lambda x: torch.sin(x) * x + 1, backend=WITHOUT_KERNELS, islands="needed")
     with forced_islands(lambda node: "sin" in str(node.target)):
         program = jax.jit(f).lower(_X)
     if "xla_buffer_python" not in program.as_text():
@@ -138,8 +139,8 @@ _KINDS: dict[str, Callable[[str], None]] = {
     "scan": _try_scan,
 }
 for _name, _run in _KINDS.items():
-    _PROGRAMS[f"{_name}, translated"] = functools.partial(_run, "xla")
-for _backend in ("dlpack", "callback"):
+    _PROGRAMS[f"{_name}, translated"] = functools.partial(_run, WITHOUT_KERNELS)
+for _backend in CALLING:
     for _name, _run in {**_KINDS, "exception": _try_exception}.items():
         _CALLS[f"{_name}, called by {_backend}"] = functools.partial(_run, _backend)
 

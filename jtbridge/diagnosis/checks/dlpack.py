@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge.core.backend_names import ON_HOST
 from jtbridge.core.convert import to_jax, to_torch
 from jtbridge.diagnosis._checks import Check, expect
 from jtbridge.diagnosis._child import first_lines
@@ -19,7 +20,7 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
-_FIX = 'Report it with the versions above. `backend="callback"` does without DLPack.'
+_FIX = f'Report it with the versions above. `backend="{ON_HOST}"` does without DLPack.'
 
 
 def _round_trips() -> Sequence[Finding]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import torch
 
+from jtbridge.core.backend_names import ON_DEVICE, ON_HOST
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._child import first_lines
 from jtbridge.diagnosis._machine import cores, nvidia_driver
@@ -43,7 +44,7 @@ def torch_devices(backend: str) -> Finding:
     if backend != "gpu" or count:
         return Finding("devices", "torch", OK, text)
     text = f"torch is built for {build} and finds no GPU, but JAX computes on one: functions are translated, or copied "
-    text += "to the host by the backend `callback`; eager calls and the backend `dlpack` do not run on the GPU"
+    text += f"to the host by the backend `{ON_HOST}`; eager calls and the backend `{ON_DEVICE}` do not run on the GPU"
     fix = "Install the build of torch for this GPU: pytorch.org/get-started."
     return Finding("devices", "torch", WARNING, text, fix)
 

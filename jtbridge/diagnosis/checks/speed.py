@@ -14,6 +14,7 @@ import torch
 
 from jtbridge._backends import backends
 from jtbridge.calls._wrap import wrap
+from jtbridge.core.backend_names import CALLING, TRANSLATING
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import NOTE, OK, Finding
 
@@ -59,6 +60,6 @@ CHECKS = (
     Check(_GROUP, "torch itself", _time_torch, "calls"),
     *(
         Check(_GROUP, f"jit, {backend}", functools.partial(_timed, f"jit, {backend}", backend), "calls")
-        for backend in ("triton", "xla", "dlpack", "callback")
+        for backend in (*TRANSLATING, *CALLING)
     ),
 )

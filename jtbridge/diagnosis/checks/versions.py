@@ -6,6 +6,7 @@ import importlib.util
 import platform
 from collections.abc import Sequence
 
+from jtbridge.core.backend_names import WITH_KERNELS
 from jtbridge.core.version import __version__
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._machine import nvidia_driver
@@ -15,7 +16,7 @@ from jtbridge.diagnosis._requirements import meets, release, requirements_of, ve
 _GROUP = "versions"
 _NEEDED = {"jax": ">=0.10", "jaxlib": ">=0.10", "torch": ">=2.11", "numpy": ">=2.0"}
 _OPTIONAL = {
-    "triton": (">=3.6", "Triton kernels, and the `triton` backend on a GPU"),
+    "triton": (">=3.6", f"Triton kernels, and the `{WITH_KERNELS}` backend on a GPU"),
     "jax-triton": (">=0.3.1", "Triton kernels on a GPU"),
 }
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "jax-rocm60-plugin")

@@ -55,9 +55,9 @@ def cudnn_unsupported_reason(
     if logsumexp:
         return "cuDNN has no gradient of the logarithm that `return_logsumexp` asks for"
     if settings.right not in (None, 0) or (settings.left is not None and not causal):
-        return "of windows cuDNN takes those that look back alone, with `is_causal` or (n, 0)"
+        return "cuDNN supports a `window` only if it looks back: `is_causal=True` or `window=(n, 0)`"
     if causal and q_len != kv_len:
-        return f"jtbridge asks cuDNN for causal attention between equal lengths alone, not {q_len} and {kv_len}"
+        return f"causal attention with cuDNN needs queries and keys of equal length, not {q_len} and {kv_len}"
     if not settings.scale > 0:
         return f"cuDNN takes a `scale` over 0, not {settings.scale}"
     return None

@@ -22,7 +22,7 @@ class ForwardConfiguration:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The sizes as constants of the kernel."""
+        """Return the kernel's size constants by name."""
         return {"pieces": self.pieces, "lanes": self.lanes}
 
 
@@ -35,7 +35,7 @@ class BackwardConfiguration:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The sizes as constants of the kernel."""
+        """Return the kernel's size constants by name."""
         return {"block": self.block}
 
 

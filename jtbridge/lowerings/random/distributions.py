@@ -266,7 +266,7 @@ def _dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Arr
     # is proportional to t^(a - 1) (1 - t)^(b - 1).
     near, far = jnp.where(is_left, x, y), jnp.where(is_left, y, x)
     a, b = jnp.where(is_left, alpha, beta), jnp.where(is_left, beta, alpha)
-    # In s = -log(t / near), the logarithm of the density changes by -2 slope s - curvature s^2 / 2 near 0.
+    # With s = -log(t / near), log density(s) - log density(0) is about -2 slope s - curvature s^2 / 2 for small s.
     slope = jnp.maximum(a - (b - 1) * near / far, 0) / 2
     curvature = jnp.maximum((b - 1) * near / far**2, 0)
     unit = 1 / (slope + jnp.sqrt(curvature + slope**2) + tiny)

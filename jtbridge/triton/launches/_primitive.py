@@ -14,6 +14,7 @@ from jax.interpreters import batching, mlir
 
 from jtbridge._compat import buffer_call
 from jtbridge.core.array_types import ArrayType
+from jtbridge.core.backend_names import ON_HOST
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.host_memory import reader, writer
 from jtbridge.core.primitive_rules import batch_first, primitive_of_several_results
@@ -95,7 +96,7 @@ def _lower_interpreted(
 def _refuse_platform(*arrays: Any, launch: Launch, **_: Any) -> NoReturn:
     raise LaunchError(
         f"Kernel `{launch.name}` cannot run on this platform. Triton kernels are compiled for GPUs and interpreted on "
-        'CPUs. Use backend="callback" to call the function on the CPU.'
+        f'CPUs. Use backend="{ON_HOST}" to call the function on the CPU.'
     )
 
 
