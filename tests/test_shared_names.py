@@ -62,7 +62,7 @@ def _definitions() -> dict[str, set[str]]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 is_of_python = node.name == "_" or node.name.startswith("__")
                 name = node.name if is_of_python else node.name.removeprefix("_")
-                found[name].add(path.relative_to(PACKAGE).as_posix())  # overloads stand in one file
+                found[name].add(path.relative_to(PACKAGE).as_posix())  # a set: overloads of a function share a file
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
+_EMPTY = object()
+
 
 def read_cell(cell: types.CellType, default: Any = None) -> Any:
     """Return the contents of a closure cell, or `default` if the cell is empty."""
@@ -21,6 +23,3 @@ def closure_contents(function: Any) -> list[Any]:
     """
     cells = getattr(function, "__closure__", None) or ()
     return [contents for cell in cells if (contents := read_cell(cell, _EMPTY)) is not _EMPTY]
-
-
-_EMPTY = object()

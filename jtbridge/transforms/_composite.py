@@ -102,7 +102,7 @@ def _functional_batch_norm(
 
 
 def update_running_statistics(input: torch.Tensor, running_mean: Any, running_var: Any, momentum: float) -> None:
-    """Update the running statistics, unless they are None, by those of a batch.
+    """Update the running statistics, unless they are None, by the mean and the variance of a batch.
 
     As in torch, the new statistics have no derivative by the batch. They have one by the old statistics.
     """

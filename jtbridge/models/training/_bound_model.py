@@ -72,8 +72,9 @@ class BoundModel:
             with _autocast(self._dtype):
                 out, changed = call(self.params, self.state, *args, **options)
             out = jax.tree.map(lambda leaf: _back_in_float32(leaf, self._dtype), out)
-            dtypes = {name: old.dtype for name, old in self.state.items()}
-            changed = {name: value.astype(dtypes.get(name, value.dtype)) for name, value in changed.items()}
+            for name, value in changed.items():
+                if name in self.state:
+                    changed[name] = value.astype(self.state[name].dtype)
         if is_nested and changed:
             raise ModelError(
                 f"`{self.net.__name__}` changes its state ({', '.join(sorted(changed)[:6])}) in a call inside `scan`, "
