@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -198,6 +199,14 @@ def test_a_long_call_of_a_compiled_library_is_not_ended(monkeypatch: pytest.Monk
         return torch.from_numpy(array * 2)
 
     assert jax.jit(jtbridge.wrap(f, backend="dlpack"))(ROWS).tolist() == (ROWS * 2).tolist()
+
+
+def test_the_watchdog_does_not_outlive_its_block():
+    """Garbage that its thread collected at the end of the process aborted the process."""
+    for _ in range(20):
+        with _watchdog.aborted_if_stuck(lambda: 0):
+            pass
+        assert "jtbridge-watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")

@@ -19,6 +19,7 @@ from .modes.effects import EndlessLoopError
 
 SECONDS = 20.0  # the longest time allowed between two operators of torch
 _SAMPLES = 8
+_MAX_JOIN_SECONDS = 1.0
 
 
 class _StillRunningError(BaseException):
@@ -68,7 +69,8 @@ def aborted_if_stuck(operators: Callable[[], int]) -> Iterator[None]:
                 places, samples = set(), 0  # if the code catches the exception, raise it again later
 
     watcher = threading.Thread(target=watch, name="jtbridge-watchdog", daemon=True)
-    watcher.start()
+    with contextlib.suppress(RuntimeError):  # at the end of the process Python starts no threads: then nobody watches
+        watcher.start()
     try:
         try:
             yield
@@ -84,3 +86,8 @@ def aborted_if_stuck(operators: Callable[[], int]) -> Iterator[None]:
         ) from None
     finally:
         done.set()  # once more: the exception may have arrived just before the first call
+        # Python may collect garbage on any thread. It ends a daemon thread at the end of the process, and the process
+        # aborts if that thread runs a destructor of C++. The watcher ends at once, unless a destructor waits for a lock
+        # of this thread.
+        if watcher.is_alive():
+            watcher.join(_MAX_JOIN_SECONDS)

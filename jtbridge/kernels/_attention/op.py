@@ -147,12 +147,10 @@ def attention(
     settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     if settings.scale < 0:  # the kernels take the maximum of the products before they scale it
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
-    refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
-    unsupported = unsupported_reason(query, key, value)
-    _check_implementation(implementation, unsupported, refused)
-    if unsupported:
+    kernel_reason, cudnn_reason = _unsupported_reasons(query, key, value, settings, return_logsumexp, implementation)
+    if kernel_reason:
         out, logsumexp = reference.forward(*arrays, settings=settings)
-    elif implementation != "triton" and not refused:
+    elif implementation != "triton" and not cudnn_reason:
         (out,) = kernel_or_cudnn(settings, implementation)(*arrays)
         return out
     else:
@@ -197,13 +195,11 @@ def chosen_attention(
     """
     settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     settings = dataclasses.replace(settings, scale=abs(settings.scale))
-    refused = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
-    unsupported = unsupported_reason(query, key, value)
-    _check_implementation(implementation, unsupported, refused)
-    if unsupported:
-        return Choice("jnp", unsupported)
-    if refused:
-        return Choice("triton", refused)
+    kernel_reason, cudnn_reason = _unsupported_reasons(query, key, value, settings, return_logsumexp, implementation)
+    if kernel_reason:
+        return Choice("jnp", kernel_reason)
+    if cudnn_reason:
+        return Choice("triton", cudnn_reason)
     return decided(query, key, settings, implementation)
 
 
@@ -221,14 +217,25 @@ def _attention_settings(
     return AttentionSettings(scale, left, right, kind, float(dropout_rate))
 
 
-def _check_implementation(implementation: str | None, unsupported: str | None, refused: str | None) -> None:
+def _unsupported_reasons(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    settings: AttentionSettings,
+    return_logsumexp: bool,
+    implementation: str | None,
+) -> tuple[str | None, str | None]:
+    """Return the reasons that the kernels and that cuDNN cannot compute this. What is asked for must be possible."""
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"`implementation` is {implementation!r}, expected None or one of {', '.join(IMPLEMENTATIONS)}"
         )
-    reason = unsupported or (refused if implementation == "cudnn" else None)
+    kernel = unsupported_reason(query, key, value)
+    cudnn = cudnn_unsupported_reason(query, key, settings, return_logsumexp)
+    reason = kernel or (cudnn if implementation == "cudnn" else None)
     if implementation and reason:
         raise ValueError(f"`implementation` is {implementation!r}, which cannot do this: {reason}")
+    return kernel, cudnn
 
 
 def _check_attention(

@@ -10,6 +10,7 @@ from jax.lax import Precision
 from torch import fx
 
 from jtbridge.lowerings._common import out_shape
+from jtbridge.lowerings._norm import norm_over
 from jtbridge.lowerings._registry import register_lowering
 
 # With more rows than this, torch computes the Euclidean distance by a matrix product, unless `compute_mode` forbids it.
@@ -19,16 +20,9 @@ _BY_PRODUCT_IF_MANY, _BY_PRODUCT = 0, 1
 
 def _distance(difference: jax.Array, p: float) -> jax.Array:
     """Return the p-norm of differences along the last axis."""
-    size = jnp.abs(difference)
     if p == 0:
-        return jnp.sum(jnp.minimum(jnp.ceil(size), 1), -1)  # a NaN is kept, as in torch
-    if p == 1:
-        return jnp.sum(size, -1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(size * size, -1))
-    if math.isinf(p):
-        return jnp.max(size, -1, initial=0)
-    return jnp.sum(size**p, -1) ** (1 / p)
+        return jnp.sum(jnp.minimum(jnp.ceil(jnp.abs(difference)), 1), -1)  # a NaN is kept, as in torch
+    return norm_over(difference, p, (-1,), False, difference.dtype)
 
 
 def _gradient_by_difference(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> jax.Array:

@@ -5,7 +5,6 @@ Statistics of half-precision inputs are computed in float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax import lax
 from torch import fx
 
 from jtbridge.lowerings._common import axis_of, opmath, out_dtype
+from jtbridge.lowerings._norm import norm_over
 from jtbridge.lowerings._registry import register_lowering
 
 from ._moments import Maybe, affine, as_computed, centred, moments, selected_gradients
@@ -164,18 +164,6 @@ def _weight_norm_backward(
 @register_lowering("renorm")
 def _renorm(x: jax.Array, p: Any, dim: int, maxnorm: Any) -> jax.Array:
     axes = tuple(a for a in range(x.ndim) if a != axis_of(dim, x.ndim))
-    size = jnp.abs(x)
-    size = size.astype(opmath(size.dtype))
-    norms = _p_norm(size, p, axes)
+    norms = norm_over(x, p, axes, True, opmath(x.real.dtype))
     factor = jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1)
     return (x * factor).astype(x.dtype)
-
-
-def _p_norm(size: jax.Array, p: float, axes: tuple[int, ...]) -> jax.Array:
-    if p == 1:
-        return jnp.sum(size, axes, keepdims=True)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(size * size, axes, keepdims=True))
-    if math.isinf(p):
-        return jnp.max(size, axes, keepdims=True, initial=0)
-    return jnp.sum(size**p, axes, keepdims=True) ** (1 / p)

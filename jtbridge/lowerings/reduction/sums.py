@@ -11,6 +11,7 @@ import numpy as np
 from torch import fx
 
 from jtbridge.lowerings._common import axes_of, convert, opmath, out_dtype, size_along, size_of
+from jtbridge.lowerings._norm import norm_over
 from jtbridge.lowerings._registry import register_lowering
 
 Dims = Sequence[int] | int | None
@@ -177,13 +178,8 @@ def _vector_norm(
     return norm_over(x, ord, axes_of(dim, x.ndim), keepdim, out_dtype(node))
 
 
-@register_lowering("norm.Scalar", node=True)
-def _norm(x: jax.Array, p: Any = 2, *, node: fx.Node) -> jax.Array:
-    return norm_over(x, p, tuple(range(x.ndim)), False, out_dtype(node))
-
-
-@register_lowering("norm.ScalarOpt_dtype", node=True)
-def _norm_as(x: jax.Array, p: Any, *, dtype: Any, node: fx.Node) -> jax.Array:
+@register_lowering("norm.Scalar", "norm.ScalarOpt_dtype", node=True)
+def _norm(x: jax.Array, p: Any = 2, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
     return norm_over(x, p, tuple(range(x.ndim)), False, out_dtype(node))
 
@@ -198,26 +194,3 @@ def _norm_dim(x: jax.Array, p: Any, dim: Dims, keepdim: bool = False, *, dtype: 
 def _dist(x: jax.Array, y: jax.Array, p: Any = 2, *, node: fx.Node) -> jax.Array:
     difference = x - y
     return norm_over(difference, p, tuple(range(difference.ndim)), False, out_dtype(node))
-
-
-def norm_over(x: jax.Array, p: Any, axes: tuple[int, ...], keepdim: bool, dtype: np.dtype) -> jax.Array:
-    """Return the `p`-norm over `axes` in the real dtype `dtype`; half precision is computed in float32."""
-    order = 2.0 if p is None else float(p)
-    complex_type = jnp.iscomplexobj(x)
-    size = x if complex_type else x.astype(opmath(dtype))
-    if order == 2.0:
-        squares = size.real**2 + size.imag**2 if complex_type else size * size
-        norm = jnp.sqrt(jnp.sum(squares, axis=axes, keepdims=keepdim))
-        return norm.astype(dtype)
-    size = jnp.abs(size)
-    if order == 0.0:
-        return jnp.sum(size != 0, axis=axes, keepdims=keepdim).astype(dtype)
-    if np.isinf(order):
-        extreme = jnp.max if order > 0 else jnp.min
-        if size_of(size) == 0 and size_along(size, axes) == 0:
-            return jnp.zeros(jnp.sum(size, axis=axes, keepdims=keepdim).shape, dtype)
-        return extreme(size, axis=axes, keepdims=keepdim).astype(dtype)
-    if order == 1.0:
-        return jnp.sum(size, axis=axes, keepdims=keepdim).astype(dtype)
-    total = jnp.sum(size ** jnp.asarray(order, size.dtype), axis=axes, keepdims=keepdim)
-    return (total ** jnp.asarray(1.0 / order, total.dtype)).astype(dtype)
