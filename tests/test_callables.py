@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import re
+import unittest.mock
 from typing import Any
 
 import jax
@@ -242,6 +243,84 @@ def test_compiled_functions_are_called_as_written(backend: str):
     check(jtbridge.wrap(torch.compile(fn, backend="eager")), fn)
     model = torch.nn.Linear(3, 2)
     check(jtbridge.wrap(torch.compile(model, backend="eager")), model)
+
+
+class Doubled(torch.nn.Module):
+    """A module whose part has the name under which torch's compiled modules hold theirs."""
+
+    def __init__(self, part: torch.nn.Module):
+        super().__init__()
+        self._orig_mod = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self._orig_mod(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_code_around_a_compiled_function_runs(backend: str):
+    """`functools.wraps` copies the attributes by which torch finds the function that it compiled."""
+    compiled = torch.compile(torch.sin, backend="eager")
+
+    @functools.wraps(compiled)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * compiled(x)
+
+    check(jtbridge.wrap(doubled), lambda x: 2 * x.sin())
+    check(jtbridge.wrap(functools.partial(doubled)), lambda x: 2 * x.sin())
+    check(jtbridge.wrap(Doubled(torch.nn.Tanh())), lambda x: 2 * x.tanh())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_hooks_of_a_compiled_module_run(backend: str):
+    model = torch.compile(torch.nn.Tanh(), backend="eager")
+    model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    model.register_forward_hook(lambda module, args, out: out * 3)
+    check(jtbridge.wrap(model), lambda x: 3 * (x + 1).tanh())
+
+
+class Proxy:
+    """A proxy has an attribute of every name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+
+class ProxyModule(torch.nn.Module):
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return lambda *args: None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+
+class ComparedByElement:
+    """An object whose comparison has no truth value, as of an array."""
+
+    def __eq__(self, other: Any) -> Any:
+        return T == 1
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")  # a mock stores its arguments
+@pytest.mark.parametrize(
+    "make", [Proxy, ProxyModule, ComparedByElement, lambda: unittest.mock.Mock(side_effect=lambda x: x.sin() * 2)]
+)
+def test_objects_with_unusual_attributes(backend: str, make: Any):
+    fn = make()
+    check(jtbridge.wrap(fn), lambda x: x.sin() * 2)
+    check(jtbridge.wrap(functools.partial(fn)), lambda x: x.sin() * 2)
+    plain = jtbridge.wrap(lambda x: x.sin() * 2)
+    assert jtbridge.explain(jtbridge.wrap(fn), X).backend == jtbridge.explain(plain, X).backend
 
 
 def test_torch_func_transforms(backend: str):

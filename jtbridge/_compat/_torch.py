@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -404,14 +405,27 @@ def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
     return None if node is None else (node.flatten_fn, node.unflatten_fn)
 
 
-def unwrap_compiled(fn: Callable) -> Callable:
+def unwrap_compiled(fn: Any) -> Any:
     """Return the function or module that torch.compile wrapped; any other callable as it is.
 
-    Tried on torch 2.13; compiling inside an XLA callback can hang.
+    Only torch's own wrappers are unwrapped: `functools.wraps` copies their attributes to a function that does more, a
+    proxy has every attribute, and a module of the user may have one of the same name. Tried on torch 2.13; compiling
+    inside an XLA callback can hang.
     """
-    if isinstance(fn, torch.nn.Module):
-        return getattr(fn, "_orig_mod", fn)
-    return getattr(fn, "_torchdynamo_orig_callable", fn)
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None and isinstance(fn, compiler.OptimizedModule):
+        return fn if _has_hooks(fn) else fn._orig_mod
+    while isinstance(fn, types.FunctionType) and fn.__globals__.get("__name__", "").startswith("torch._dynamo."):
+        wrapped = vars(fn).get("_torchdynamo_orig_callable")
+        if wrapped is None:
+            return fn
+        fn = wrapped
+    return fn
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a module has hooks of its own. Tried on torch 2.13; no public query."""
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
 
 
 def triton_wrapper_class() -> Any:

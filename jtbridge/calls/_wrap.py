@@ -24,7 +24,7 @@ from jtbridge.core.nested_calls import is_inside, setting_inside
 from jtbridge.core.partials import PartialCall
 from jtbridge.core.pickling import reduce_value
 from jtbridge.core.random_numbers import check_key
-from jtbridge.core.signature import Signature, flatten_arguments
+from jtbridge.core.signature import Signature, flatten_arguments, parameters_of
 from jtbridge.errors import ArgumentError, JtbridgeError
 
 from ._config import backend_or, check_islands, islands_or, verify_or
@@ -41,7 +41,10 @@ class Wrapped:
 
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any]):
         functools.update_wrapper(self, fn, updated=())
-        if not _has_signature(fn):
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # a proxy has any attribute, of any type
+            if not isinstance(vars(self).get(name), str | None):
+                delattr(self, name)
+        if parameters_of(fn) is None:
             self.__signature__ = inspect.Signature(
                 [
                     inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
@@ -53,7 +56,7 @@ class Wrapped:
         self._fn = self._partial or unwrap_compiled(fn)
         self._name = _shown_name(self.function)
         self._torch_function = setting_inside(self._fn)
-        self._takes_rng = _has_signature(self._fn) and "rng" in inspect.signature(self._fn).parameters
+        self._takes_rng = "rng" in (parameters_of(self._fn) or ())
         self._options = options
         # Whether no option asks for work before or after the call of torch: see `call_directly`.
         self._is_simple = not (
@@ -413,7 +416,7 @@ def _holds_arrays(tree: Any) -> bool:
 
 def _is_jax_jitted(fn: Any) -> bool:
     """Return whether a callable is the result of ``jax.jit``, and not a mock that has the same methods."""
-    return isinstance(fn, jax.stages.Wrapped) and type(fn).__module__.partition(".")[0] in ("jax", "jaxlib")
+    return type(fn).__module__.partition(".")[0] in ("jax", "jaxlib") and isinstance(fn, jax.stages.Wrapped)
 
 
 def _names_in_option(option: str, value: Any) -> tuple[str, ...]:
@@ -424,12 +427,5 @@ def _names_in_option(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _shown_name(fn: Any) -> str:
-    return getattr(fn, "__name__", None) or type(fn).__name__
-
-
-def _has_signature(fn: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(fn)
-    except (TypeError, ValueError):  # built-in torch functions have no signature
-        return False
-    return True
+    name = getattr(fn, "__name__", None)
+    return name if name and isinstance(name, str) else type(fn).__name__

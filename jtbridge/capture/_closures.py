@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def closed_over_values(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]
-    found += [scope.get(name) for name in (code.co_names if code is not None else ())]
+    found += [scope.get(name) for name in (code.co_names if isinstance(code, types.CodeType) else ())]
     return [*filter(_is_closed_over, [*found, *closure_contents(fn)])]
 
 

@@ -19,7 +19,9 @@ def read_cell(cell: types.CellType, default: Any = None) -> Any:
 def closure_contents(function: Any) -> list[Any]:
     """Return the contents of the cells that a function closes over, without empty cells.
 
-    A callable of another kind may have no closure.
+    A callable of another kind may have no closure, and a proxy has an attribute of any name.
     """
-    cells = getattr(function, "__closure__", None) or ()
+    cells = getattr(function, "__closure__", None)
+    if not isinstance(cells, tuple):
+        return []
     return [contents for cell in cells if (contents := read_cell(cell, _EMPTY)) is not _EMPTY]

@@ -7,7 +7,6 @@ it, like a value that it closes over.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import jax
 
 from jtbridge._compat import unwrap_compiled
 
-from .signature import Fixed, flattened_arguments
+from .signature import Fixed, flattened_arguments, parameters_of
 
 _PLACEHOLDER = getattr(functools, "Placeholder", Fixed)  # from Python 3.14 on: marks the place of a call's argument
 
@@ -34,8 +33,9 @@ class PartialCall:
     def __init__(self, partial: functools.partial, unwrapped: Callable[[Any], Any]):
         self._partial = partial
         self._unwrapped = unwrapped
-        with contextlib.suppress(TypeError, ValueError):  # built-in torch functions have no signature
-            self.__signature__ = inspect.signature(self.function)
+        parameters = parameters_of(self.function)
+        if parameters is not None:
+            self.__signature__ = inspect.Signature(list(parameters.values()))
 
     @property
     def function(self) -> Callable[..., Any]:

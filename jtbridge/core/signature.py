@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -135,12 +135,17 @@ def _path_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
     return f"{root}{jax.tree_util.keystr(tuple(rest))}"
 
 
+def parameters_of(fn: Callable) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a callable by name; None if it has no signature, as torch's built-in functions."""
+    try:
+        return inspect.signature(fn).parameters
+    except Exception:  # noqa: BLE001  (Python compares the callable and reads its attributes, by code of the user)
+        return None
+
+
 def parameter_names(fn: Callable) -> list[str]:
     """Return the names of the positional parameters of a function."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # built-in torch functions have no signature
-        return []
+    parameters = (parameters_of(fn) or {}).values()
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 

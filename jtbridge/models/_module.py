@@ -448,7 +448,7 @@ def module(
             f"`jtbridge.module` takes a `torch.nn.Module`, but got {kind_of(module)}. For a function use "
             "`jtbridge.wrap(f)`."
         )
-    plain: Any = unwrap_compiled(module)
+    plain = unwrap_compiled(module)
     for path, part in plain.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             place = f"`{path}`" if path else "the module"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.signature import parameters_of
 from jtbridge.errors import ArgumentError
 
 _MEANINGS = {"train": "sets the mode of the module", "rng": "is a JAX key"}
@@ -52,10 +53,7 @@ def _own_arguments(function: Any) -> dict[str, tuple[int, Any]]:
 
 
 def _read_parameters(function: Any) -> dict[str, tuple[int, Any]]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a built-in function may have no signature
-        return {}
+    parameters = (parameters_of(function) or {}).values()
     return {
         parameter.name: (10**6 if parameter.kind is parameter.KEYWORD_ONLY else place, parameter.default)
         for place, parameter in enumerate(parameters)

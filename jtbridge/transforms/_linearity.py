@@ -49,9 +49,10 @@ _LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
 _CONSTANT = frozenset(
     {
         *("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"),
-        *("zero", "fill", "rand_like", "randn_like", "is_same_size"),
+        *("new_empty_strided", "zero", "fill", "rand_like", "randn_like", "is_same_size"),
     }
 )
+_ZERO = frozenset({"zeros_like", "new_zeros", "zeros"})
 
 
 def may_be_nonlinear(outputs: Sequence[torch.Tensor], *, has_hooks: bool) -> bool:
@@ -137,6 +138,7 @@ class _NonlinearOperators(TorchDispatchMode):
         super().__init__()
         self.operator: str | None = None
         self._dependent = {id(x): x for x in map(innermost, tensors)}  # kept alive: no other object gets their ids
+        self._zeros: dict[int, torch.Tensor] = {}  # tensors that are zero everywhere
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -144,12 +146,22 @@ class _NonlinearOperators(TorchDispatchMode):
         dependent = [self._depends(argument) for argument in args]
         name = schema_of(func).name.removeprefix("aten::").rstrip("_")
         if func.namespace == "prim" or name in _CONSTANT or not (any(dependent) or self._depends(kwargs)):
+            self._note_zeros(func, name, args, out, written_tensors(func, args, kwargs))
             return out
         if self.operator is None and not self._is_linear(func, name, args, kwargs, dependent):
             self.operator = str(func)
         for tensor in [*tensor_leaves(out), *written_tensors(func, args, kwargs)]:
             self._dependent[id(tensor)] = tensor
+        self._note_zeros(func, name, args, out, written_tensors(func, args, kwargs))
         return out
+
+    def _note_zeros(
+        self, func: OpOverload, name: str, args: Sequence[Any], out: Any, written: Sequence[torch.Tensor]
+    ) -> None:
+        if written:
+            self._zeros.clear()  # any of them may share the memory
+        if name in _ZERO or (returns_view(func) and args and id(args[0]) in self._zeros):
+            self._zeros.update((id(tensor), tensor) for tensor in tensor_leaves(out))
 
     def _depends(self, value: Any) -> bool:
         return any(id(x) in self._dependent for x in tensor_leaves(value))
@@ -160,6 +172,8 @@ class _NonlinearOperators(TorchDispatchMode):
             return True
         if name == "masked_fill" and dependent[0] and not any(dependent[1:]):
             return not isinstance(args[2], torch.Tensor) and args[2] == 0
+        if name == "copy" and id(args[1]) in self._zeros:
+            return True
         places = [i for i, is_dependent in enumerate(dependent) if is_dependent]
         linear_in = (*_LINEAR_IN_EACH.get(name, ()), *_cotangents_of(func, name))
         if len(places) == 1 and places[0] in linear_in and not self._depends(kwargs):

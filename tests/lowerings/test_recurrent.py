@@ -81,6 +81,27 @@ def test_second_derivative(kind):
     check(_replaced(slope), torch.randn(2, 1, 2, dtype=torch.float64), grad=True)
 
 
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"batch_first": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.RNN])
+def test_derivatives_after_a_write_to_the_result(kind: Any, options: dict[str, Any]):
+    network = kind(3, 4, **options)
+
+    def loss(x):
+        y, _ = network(x)
+        y[:, 0] = 1.0
+        y[1] *= 2
+        return y.sin().sum()
+
+    x = torch.randn(5, 2, 3).requires_grad_()
+    (want,) = torch.autograd.grad(loss(x), x)
+    f, at = jtbridge.wrap(loss, backend="xla"), jnp.array(x.detach().numpy())
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(at), want, **TIGHT)
+    _, tangent = jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(at)
+    np.testing.assert_allclose(tangent, (want * x.detach()).sum(), **TIGHT)
+    hessian = torch.func.hessian(loss)(x.detach()).detach()
+    np.testing.assert_allclose(jax.jit(jax.hessian(f))(at), hessian, **TIGHT)
+
+
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 @pytest.mark.parametrize("derive", [jax.grad, lambda f: jax.grad(lambda x: jax.grad(f)(x).sum())])
 def test_programs_do_not_grow_with_the_sequence(kind, derive):

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 import jtbridge
-from jtbridge.errors import DifferentiationError
+from jtbridge.errors import DifferentiationError, TranslationError
 
 X = jnp.array([0.2, -0.5, 1.5])
 DX = jnp.array([0.1, 1.0, 2.0])
@@ -155,3 +155,22 @@ def test_derivative_operators_of_torch_are_linear(backend: str):
         got = jax.jit(jax.jacfwd(jtbridge.wrap(fn, backend=backend)))(x)
     want = torch.func.jacrev(lambda x: add_functions(x) + 2 * x)(torch.tensor([0.3, -0.7, 1.1]))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["xla", "dlpack"])
+def test_a_backward_may_write_zeros_and_no_other_number(backend: str):
+    def overwritten(g: torch.Tensor, number: float, *, by_view: bool) -> torch.Tensor:
+        constant, result = torch.zeros_like(g), g.clone()
+        (constant.view(-1) if by_view else constant).add_(number)
+        result[:1].copy_(torch.zeros_like(g[:1]) if number == 0 else constant[:1])
+        return result
+
+    for by_view in (False, True):
+        own = _own_function(lambda g, x, by_view=by_view: overwritten(g, 0.0, by_view=by_view))
+        f = jtbridge.wrap(lambda x, own=own: 3 * own(x), backend=backend)
+        _, tangent = jax.jit(lambda x, dx, f=f: jax.jvp(f, (x,), (dx,)))(X, DX)
+        np.testing.assert_allclose(tangent, 3 * np.where(np.arange(len(DX)) < 1, 0, DX), rtol=1e-6)
+        own = _own_function(lambda g, x, by_view=by_view: overwritten(g, 1.0, by_view=by_view))
+        f = jtbridge.wrap(lambda x, own=own: 3 * own(x), backend=backend)
+        with pytest.raises((DifferentiationError, TranslationError, jax.errors.JaxRuntimeError), match="not linear"):
+            jax.block_until_ready(jax.jit(lambda x, dx, f=f: jax.jvp(f, (x,), (dx,)))(X, DX))

@@ -349,6 +349,8 @@ def _network(
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if dropout and train and layer < num_layers - 1:
             x = torch.dropout(x, dropout, train)
+    if not bidirectional:
+        x = x.clone()  # the user's code may write to the result, and the gradient reads the hidden states
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
 
 

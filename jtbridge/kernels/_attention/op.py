@@ -147,7 +147,7 @@ def attention(
     settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     if settings.scale < 0:  # the kernels take the maximum of the products before they scale it
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
-    kernel_reason, cudnn_reason = _unsupported_reasons(query, key, value, settings, return_logsumexp, implementation)
+    kernel_reason, cudnn_reason = _reasons_against(query, key, value, settings, return_logsumexp, implementation)
     if kernel_reason:
         out, logsumexp = reference.forward(*arrays, settings=settings)
     elif implementation != "triton" and not cudnn_reason:
@@ -195,7 +195,7 @@ def chosen_attention(
     """
     settings = _attention_settings(query, mask, is_causal, scale, window, dropout_rate)
     settings = dataclasses.replace(settings, scale=abs(settings.scale))
-    kernel_reason, cudnn_reason = _unsupported_reasons(query, key, value, settings, return_logsumexp, implementation)
+    kernel_reason, cudnn_reason = _reasons_against(query, key, value, settings, return_logsumexp, implementation)
     if kernel_reason:
         return Choice("jnp", kernel_reason)
     if cudnn_reason:
@@ -217,7 +217,7 @@ def _attention_settings(
     return AttentionSettings(scale, left, right, kind, float(dropout_rate))
 
 
-def _unsupported_reasons(
+def _reasons_against(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
