@@ -256,7 +256,7 @@ class Doubled(torch.nn.Module):
         return 2 * self._orig_mod(x)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:Dynamo detected a call")
 def test_code_around_a_compiled_function_runs(backend: str):
     """`functools.wraps` copies the attributes by which torch finds the function that it compiled."""
     compiled = torch.compile(torch.sin, backend="eager")
@@ -270,7 +270,7 @@ def test_code_around_a_compiled_function_runs(backend: str):
     check(jtbridge.wrap(Doubled(torch.nn.Tanh())), lambda x: 2 * x.tanh())
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:Dynamo detected a call")
 def test_hooks_of_a_compiled_module_run(backend: str):
     model = torch.compile(torch.nn.Tanh(), backend="eager")
     model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))

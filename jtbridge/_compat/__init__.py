@@ -212,7 +212,6 @@ from ._tracing import (
     running_modules,
     trace_joint,
     tracing,
-    without_compiling,
 )
 from ._transformers import show_as_real, treated_as_fake, was_answered_fake, watch_is_fake_tensor
 from ._unbacked import known_size, unbacked_fake_mode

@@ -37,7 +37,7 @@ def tracing() -> Iterator[None]:
     the counter that the filter of the logger reads.
     """
     _filter_log()
-    with TRACING, without_compiling():
+    with TRACING, _without_compiling():
         _HERE.depth += 1
         try:
             yield
@@ -55,7 +55,7 @@ def _filter_log() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _HERE.depth)
 
 
-def without_compiling() -> contextlib.AbstractContextManager[Any]:
+def _without_compiling() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which a compiled function runs as its original, which can be traced. Tried on torch 2.13.
 
     The setting of torch.compile belongs to this thread.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from jtbridge._compat import control_flow_outside_modes, without_compiling
+from jtbridge._compat import control_flow_outside_modes
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction
@@ -83,7 +83,7 @@ class Vmap(Derived):
         function may store tensors, and an error is raised if it stores a tensor of the batch.
         """
         guard = VmapGuard(tensors, self.dims, has_state=has_state)
-        with guard, control_flow_outside_modes(_refuse_control_flow), without_compiling():
+        with guard, control_flow_outside_modes(_refuse_control_flow):
 
             def of_row(*row: torch.Tensor) -> Tensors:
                 guard.note(row)
