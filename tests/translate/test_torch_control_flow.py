@@ -182,13 +182,18 @@ def attention(x: torch.Tensor) -> torch.Tensor:
     return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score - (i - j).abs())
 
 
+def running_sums(x: torch.Tensor) -> torch.Tensor:
+    rows = x.view(4, -1)
+    return scan(lambda total, y: (total + y, total * y), torch.zeros(rows.shape[1]), rows)[1]
+
+
 sizes = pytest.mark.parametrize("size", [12, 2**16 + 4], ids=["copied", "shared"])
 
 
 @in_operators
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:`torch.jit.script")  # as torch compiles
 @sizes
-@pytest.mark.parametrize("fn", [branches, counted, running_sum, kept_and_written], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [branches, counted, running_sums, kept_and_written], ids=lambda fn: fn.__name__)
 def test_eager_calls_with_arguments_of_any_size(fn, size: int):
     x = jnp.linspace(-1.0, 2.0, size)
     before = np.array(x)
