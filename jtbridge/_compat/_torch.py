@@ -415,7 +415,7 @@ def unwrap_compiled(fn: Any) -> Any:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is not None and isinstance(fn, compiler.OptimizedModule):
         return fn if _has_hooks(fn) else fn._orig_mod
-    while isinstance(fn, types.FunctionType) and fn.__globals__.get("__name__", "").startswith("torch._dynamo."):
+    while isinstance(fn, types.FunctionType) and str(fn.__globals__.get("__name__")).startswith("torch._dynamo."):
         wrapped = vars(fn).get("_torchdynamo_orig_callable")
         if wrapped is None:
             return fn

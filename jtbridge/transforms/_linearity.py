@@ -145,23 +145,17 @@ class _NonlinearOperators(TorchDispatchMode):
         out = func(*args, **kwargs)
         dependent = [self._depends(argument) for argument in args]
         name = schema_of(func).name.removeprefix("aten::").rstrip("_")
-        if func.namespace == "prim" or name in _CONSTANT or not (any(dependent) or self._depends(kwargs)):
-            self._note_zeros(func, name, args, out, written_tensors(func, args, kwargs))
-            return out
-        if self.operator is None and not self._is_linear(func, name, args, kwargs, dependent):
+        written = written_tensors(func, args, kwargs)
+        is_dependent = func.namespace != "prim" and name not in _CONSTANT and (any(dependent) or self._depends(kwargs))
+        if is_dependent and self.operator is None and not self._is_linear(func, name, args, kwargs, dependent):
             self.operator = str(func)
-        for tensor in [*tensor_leaves(out), *written_tensors(func, args, kwargs)]:
-            self._dependent[id(tensor)] = tensor
-        self._note_zeros(func, name, args, out, written_tensors(func, args, kwargs))
-        return out
-
-    def _note_zeros(
-        self, func: OpOverload, name: str, args: Sequence[Any], out: Any, written: Sequence[torch.Tensor]
-    ) -> None:
+        if is_dependent:
+            self._dependent.update((id(tensor), tensor) for tensor in [*tensor_leaves(out), *written])
         if written:
             self._zeros.clear()  # any of them may share the memory
         if name in _ZERO or (returns_view(func) and args and id(args[0]) in self._zeros):
             self._zeros.update((id(tensor), tensor) for tensor in tensor_leaves(out))
+        return out
 
     def _depends(self, value: Any) -> bool:
         return any(id(x) in self._dependent for x in tensor_leaves(value))
