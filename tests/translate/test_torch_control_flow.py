@@ -49,7 +49,7 @@ def until_large(x: torch.Tensor) -> torch.Tensor:
 
 
 def running_sum(x: torch.Tensor) -> torch.Tensor:
-    return scan(lambda total, y: (total + y, total * y), torch.zeros(()), x)[1]
+    return scan(lambda total, y: (total + y, total * y), torch.zeros(x.shape[1:]), x)[1]
 
 
 ways = pytest.mark.parametrize("x", [X, -X, X * jnp.array([1.0, -9.0, 1.0])], ids=["first", "second", "mixed"])
@@ -183,8 +183,7 @@ def attention(x: torch.Tensor) -> torch.Tensor:
 
 
 def running_sums(x: torch.Tensor) -> torch.Tensor:
-    rows = x.view(4, -1)
-    return scan(lambda total, y: (total + y, total * y), torch.zeros(rows.shape[1]), rows)[1]
+    return running_sum(x.view(4, -1))
 
 
 sizes = pytest.mark.parametrize("size", [12, 2**16 + 4], ids=["copied", "shared"])

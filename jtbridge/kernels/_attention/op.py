@@ -225,7 +225,11 @@ def _reasons_against(
     return_logsumexp: bool,
     implementation: str | None,
 ) -> tuple[str | None, str | None]:
-    """Return the reasons that the kernels and that cuDNN cannot compute this. What is asked for must be possible."""
+    """Return why the kernels cannot compute this attention, and why cuDNN cannot; None for each that can.
+
+    Raises:
+        ValueError: `implementation` is unknown, or cannot compute this attention.
+    """
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(
             f"`implementation` is {implementation!r}, expected None or one of {', '.join(IMPLEMENTATIONS)}"
