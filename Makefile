@@ -72,7 +72,8 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests that `make test` leaves to `make test-operators`, because they take long.
 long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_packed_sequences.py \
-	tests/translate/test_compared_numbers.py $(addprefix tests/transforms/,test_residuals.py test_hessian.py \
+	tests/translate/test_compared_numbers.py tests/translate/test_rounded_once.py \
+	tests/translate/test_value_checks.py $(addprefix tests/transforms/,test_residuals.py test_hessian.py \
 	test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_told.py test_vmap_dtypes.py \
 	test_vmap_of_grad.py test_grad_of_vmap.py test_results.py test_linearize.py test_eager_replacements.py \
 	test_nonlinear_backwards.py test_missing_derivatives.py test_jacobians.py test_explicit_mesh.py test_attention.py)
