@@ -10,6 +10,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import gc
 import logging
+import logging.handlers
 import zlib
 from collections.abc import Iterator
 
@@ -57,26 +58,16 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-class RecordingHandler(logging.Handler):
-    """Keeps the records of warnings and errors."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @pytest.fixture
 def log_records() -> Iterator[list[logging.LogRecord]]:
     """Collect the warnings and errors that are logged, also by loggers that do not propagate, such as torch's."""
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
-    handler = RecordingHandler()
+    handler = logging.handlers.BufferingHandler(capacity=10_000)
+    handler.setLevel(logging.WARNING)
     ends = [logging.root, *(logger for logger in loggers if not logger.propagate)]
     for logger in ends:
         logger.addHandler(handler)
-    yield handler.records
+    yield handler.buffer
     for logger in ends:
         logger.removeHandler(handler)
 
