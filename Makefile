@@ -20,7 +20,8 @@
 #   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong;
 #                                exceptions, interrupts, forks, memory, files: what goes wrong around a call;
 #                                and that `make soak` finds what it looks for
-#   make test-fuzz               a hundred random torch programs, the same ones each time
+#   make test-fuzz               a hundred random torch programs, the same ones each time; and properties of all
+#                                functions, trees, shapes and dtypes, on random examples
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make bench-operators         single operators in torch, in XLA and as islands; ARGS="--only sort --write" stores them
@@ -73,8 +74,10 @@ so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests that `make test` leaves to `make test-operators`, because they take long.
 long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_packed_sequences.py \
 	tests/translate/test_compared_numbers.py tests/translate/test_rounded_once.py \
-	tests/translate/test_value_checks.py $(addprefix tests/transforms/,test_residuals.py test_hessian.py \
-	test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_told.py test_vmap_dtypes.py \
+	tests/translate/test_value_checks.py tests/translate/test_torch_control_flow.py \
+	tests/translate/test_constant_evaluation.py tests/translate/test_symbolic_sizes.py \
+	$(addprefix tests/transforms/,test_vmap_indices.py test_derivatives_of_batches.py test_complex.py \
+	test_residuals.py test_hessian.py test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_told.py test_vmap_dtypes.py \
 	test_vmap_of_grad.py test_grad_of_vmap.py test_results.py test_linearize.py test_eager_replacements.py \
 	test_nonlinear_backwards.py test_missing_derivatives.py test_jacobians.py test_explicit_mesh.py test_attention.py)
 # The assemblers of CUDA 12 and 13 that XLA uses.
@@ -156,7 +159,8 @@ test: $(test-deps) $(LINT)
 		--ignore tests/models/test_codecs.py --ignore-glob 'tests/models/test_to_torch_module*' \
 		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore-glob 'tests/models/test_generation*' \
 		--ignore tests/models/test_repeated_blocks.py --ignore tests/models/test_libraries.py \
-		--ignore tests/soundness --ignore tests/faults --ignore tests/soak --ignore tests/fuzz --ignore tests/docs $(ARGS)
+		--ignore tests/soundness --ignore tests/faults --ignore tests/soak --ignore tests/fuzz \
+		--ignore tests/properties --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
 docs: $(docs-deps)
@@ -170,7 +174,7 @@ test-soundness: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness tests/faults tests/soak --ignore tests/soundness/test_table.py $(ARGS)
 
 test-fuzz: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz tests/properties $(ARGS)
 
 test-models: $(models-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/models $(ARGS)
