@@ -172,6 +172,16 @@ def test_shape_inference_error():
     assert jtbridge.wrap(f, output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))(X).tolist() == [1, 2]
 
 
+def test_message_that_ends_with_a_full_stop_is_quoted_without_it():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.numpy().max() != 2:
+            raise ValueError("The largest is not two.")
+        return x
+
+    with pytest.raises(errors.ShapeInferenceError, match=r"it raised ValueError: The largest is not two\. Pass"):
+        jax.jit(jtbridge.wrap(f))(X)
+
+
 def test_output_shapes_that_are_not_shapes():
     with pytest.raises(errors.ShapeInferenceError) as caught:
         jtbridge.wrap(torch.nonzero, output_shapes="same")(X)

@@ -36,8 +36,9 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an exception; an empty string if it has no message."""
-    return next(iter(text_of(error).strip().splitlines()), "")
+    """Return the first line of the message of an exception without its full stop; an empty string if it has none."""
+    line = next(iter(text_of(error).strip().splitlines()), "")
+    return line if line.endswith("...") else line.removesuffix(".")
 
 
 def summary_of(error: BaseException) -> str:

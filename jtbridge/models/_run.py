@@ -23,7 +23,7 @@ from jtbridge._compat import (
     without_cached_weights,
     write_count,
 )
-from jtbridge.core.messages import warn_user
+from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.core.writes import written_tensors
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
@@ -144,7 +144,7 @@ class Run:
                 raise
             names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
             raise ModelError(
-                f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. The copy of the module "
+                f"A call of `{self.__name__}` raised {summary_of(error)}. The copy of the module "
                 f"that a call runs has no {names}: an earlier call computed it from parameters other than those in "
                 "`params`. Compute it in each call, or clear it in the torch module."
             ) from error
