@@ -3,12 +3,13 @@
 Start with ``@jtbridge.wrap``. :mod:`jtbridge.errors` lists all exceptions and warnings.
 """
 
-import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._backends import BackendStatus, backends
 from .calls import config, wrap
+from .core.imports import import_whole
 from .core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "kernels":
-        return importlib.import_module(".kernels", __name__)
-    if name not in _MODULES:
+    if name not in (*_MODULES, "kernels"):
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    module = f"{__name__}.{_MODULES.get(name, name)}"
+    import_whole(module)
+    value = sys.modules[module] if name == "kernels" else getattr(sys.modules[module], name)
     globals()[name] = value
     return value
 

@@ -147,7 +147,7 @@ class Wrapped:
 
     @functools.cached_property
     def _traced_calls(self) -> TracedCalls:
-        import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.calls.traced")
+        import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.traced")
         from .traced import TracedCalls  # a slow import: it includes capture and translation
 
         return TracedCalls(self._fn, self._name, self._options, self._warnings_given)

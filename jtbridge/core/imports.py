@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
+from collections.abc import Callable, Iterator
 
 from jtbridge._compat import on_own_thread
 
 
 def import_whole(*names: str) -> None:
-    """Import modules by name on a separate thread, unless all are imported. Errors are left to the caller's own import.
-
-    If Ctrl-C interrupts an import of sympy or of torch's compiler, these modules fail in every later use. The interrupt
-    reaches only the main thread, so the import on the other thread continues while the main thread raises.
-    """
+    """Import modules by name as :func:`run_imports` does, unless all are imported."""
     if any(name not in sys.modules for name in names):
-        on_own_thread(lambda: _import(names))
+        run_imports(lambda: [importlib.import_module(name) for name in names])
 
 
-def _import(names: tuple[str, ...]) -> None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception:  # noqa: BLE001  (raised again where it can be caught)
-            return
+def run_imports(function: Callable[[], object]) -> None:
+    """Run a function that imports modules on a separate thread.
+
+    If Ctrl-C interrupts an import of sympy or of torch's compiler, these modules fail in every later use. Modules that
+    register operators or lowerings would register them twice. The interrupt reaches only the main thread, so the
+    imports continue while the main thread raises.
+    """
+
+    def run() -> None:
+        with _paused_garbage_collector():
+            function()
+
+    on_own_thread(run)
+
+
+@contextlib.contextmanager
+def _paused_garbage_collector() -> Iterator[None]:
+    """Pause Python's garbage collector, which takes a quarter of the time of an import of torch's compiler."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

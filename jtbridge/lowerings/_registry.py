@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, qualified_operator_name
+from jtbridge.core.imports import run_imports
 from jtbridge.core.messages import kind_of
 from jtbridge.errors import LoweringError
 
@@ -130,13 +131,13 @@ def find_kernel(operator: OpOverload) -> Lowering | None:
 @functools.cache
 def load_lowerings() -> None:
     """Import the modules of all areas, which register their lowerings."""
-    _import_all("jtbridge.lowerings", lambda name: True)
+    run_imports(lambda: _import_all("jtbridge.lowerings", lambda name: True))
 
 
 @functools.cache
 def load_kernels() -> None:
     """Import the module `lowering` of each kernel's folder."""
-    _import_all("jtbridge.kernels", lambda name: name == "lowering")
+    run_imports(lambda: _import_all("jtbridge.kernels", lambda name: name == "lowering"))
 
 
 def _import_all(package: str, chosen: Callable[[str], bool]) -> None:

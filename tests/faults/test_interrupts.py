@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.core import imports
 
 X = jnp.ones(4)
 BACKENDS = ("auto", "dlpack", "callback")
@@ -111,3 +112,40 @@ def test_interrupt_in_the_first_use_of_a_process(seconds: float):
     value = torch.nn.functional.gelu(x).sum()
     (slope,) = torch.autograd.grad(value, x)
     np.testing.assert_allclose([*map(float, done.stdout.split())], [value.item(), slope[0].item(), value.item()], 1e-6)
+
+
+REGISTERING = """
+import sys, threading, time, _thread
+import jax, jax.numpy as jnp, torch, jtbridge
+seen = []
+def interrupt(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "register" and "_registry" in frame.f_code.co_filename:
+        seen.append(frame)
+        if len(seen) == 100:
+            _thread.interrupt_main()
+            time.sleep(0.1)
+f = jax.jit(jtbridge.wrap(lambda x: x.sin()))
+threading.setprofile(interrupt)
+sys.setprofile(interrupt)
+try:
+    f(jnp.ones(3))
+except KeyboardInterrupt:
+    print("interrupted", f(jnp.zeros(3)).tolist())
+"""
+
+
+def test_interrupt_while_lowerings_are_registered():
+    """A lowering that is registered again is refused, so these modules must not be imported twice."""
+    done = subprocess.run([sys.executable, "-c", REGISTERING], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "interrupted [0.0, 0.0, 0.0]\n"
+
+
+def test_only_the_first_functions_of_a_process_import(monkeypatch: pytest.MonkeyPatch):
+    def use() -> None:
+        f = jtbridge.wrap(lambda x: x.sin().sum())
+        np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(f)))(jnp.zeros((2, 3))), 1)
+
+    use()
+    monkeypatch.setattr(imports, "run_imports", lambda function: pytest.fail("modules are imported again"))
+    use()
