@@ -154,9 +154,11 @@ from ._torch import (
 )
 from ._torch_eager import (
     StorageWeakRef,
+    add_gradient_hook,
     address_of,
     can_replace_memory,
     has_error_node,
+    is_graph_leaf,
     is_shared,
     node_names,
     replace_memory,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -103,3 +104,15 @@ def has_error_node(tensors: Sequence[torch.Tensor]) -> bool:
     torch silently returns zeros instead.
     """
     return "torch::autograd::Error" in node_names(tensors)
+
+
+def is_graph_leaf(tensor: torch.Tensor) -> bool:
+    """Return ``tensor.is_leaf``, past the modes that answer for it. Tried on torch 2.11 and 2.13."""
+    with torch._C.DisableTorchFunction():
+        return tensor.is_leaf
+
+
+def add_gradient_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Return the handle of ``tensor.register_hook(hook)``, past the modes that record hooks. Tried on torch 2.13."""
+    with torch._C.DisableTorchFunction():
+        return tensor.register_hook(hook)

@@ -11,7 +11,8 @@
 - Runs of a torch function: `runner.py`, `nested_calls.py` (calls inside a run or a callback), `torch_state.py` (torch's
   settings), `random_numbers.py`, `writes.py` (arguments that an operator writes to), `overlap.py` (writes that depend
   on the order of elements), `forward_mode.py` (a lock of torch's forward mode), `inner_autograd.py` (calls of autograd
-  inside a function), `jax_calls.py` (JAX functions that torch code calls), `debug.py` (JAX's debugging switches).
+  inside a function), `leaf_arguments.py` (arguments with a ``.grad``), `jax_calls.py` (JAX functions that torch code
+  calls), `debug.py` (JAX's debugging switches).
 - The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not interrupt), `pickling.py`,
   `library_files.py` (which source files are the user's), `cache_folder.py` (the folder of jtbridge's files).
 - `tuning.py`: choices that are measured on the user's machine, and the files that keep them.

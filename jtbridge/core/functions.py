@@ -23,6 +23,7 @@ from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
 from . import random_numbers
 from .array_types import ArrayType, OutputTree, Tensors, as_tensor
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from .leaf_arguments import LeafArgumentsMode
 from .module_locks import locks_for
 from .pytree import flatten_output
 from .static import same_static
@@ -167,7 +168,9 @@ class TracedFunction(TorchFunction):
     @functools.cached_property
     def _plain(self) -> bool:
         """Whether `call` takes the tensors unchanged."""
-        return not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable_reason)
+        traits = self.traits
+        changes = self._copied or self._cast or self._locks or self.seeded
+        return not (changes or traits.untraceable_reason or traits.autograd.inner_autograd)
 
     @functools.cached_property
     def direct(self) -> bool:
@@ -263,6 +266,8 @@ class TracedFunction(TorchFunction):
             for i in self._copied:
                 inputs[i] = inputs[i].clone()
             before = [writes(tensor) for tensor in inputs] if self._may_write_more else []
+            if self.traits.autograd.inner_autograd and torch.is_grad_enabled():
+                stack.enter_context(LeafArgumentsMode(inputs))
             out = self.call(*inputs)
             for i, count in enumerate(before):
                 if i not in self.traits.effects.mutated and writes(inputs[i]) != count:

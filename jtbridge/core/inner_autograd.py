@@ -33,6 +33,11 @@ def runs_autograd(fn: Callable[..., Any]) -> bool:
     return fn in _CALLS
 
 
+def runs_backward(fn: Callable[..., Any]) -> bool:
+    """Return whether a torch function runs autograd and stores gradients in ``.grad``."""
+    return fn in _CALLS and fn is not torch.autograd.grad
+
+
 def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
     """Return whether a call of a function that runs autograd has ``create_graph=True``."""
     position = _CALLS[fn]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from jtbridge.core.closures import closure_contents, read_cell
-from jtbridge.core.containers import CONTAINERS, entries_of, items_of
+from jtbridge.core.containers import CONTAINERS, entries_of, items_of, tensors_in
 from jtbridge.core.definitions import module_of, slot_names
 from jtbridge.errors import ModelError
 
@@ -35,15 +35,19 @@ _DEPTH = 4  # levels of references in which an object's modules and tensors are 
 
 @dataclasses.dataclass(frozen=True)
 class Stale:
-    """Tensors that an earlier call of a module computed from its own parameters, such as caches.
+    """Tensors of a module that have no entry in its state.
 
     Attributes:
-        copied: the tensors that the copy holds too.
-        dropped: the names of attributes that are None in the copy, and the keys of dicts that the copy does not have.
+        copied: tensors that an earlier call computed from the module's own parameters, such as caches, and that the
+            copy holds too.
+        dropped: the names of attributes with such a tensor that are None in the copy, and the keys of dicts that the
+            copy does not have.
+        in_objects: tensors in copied objects of other classes than containers and modules. The copy has the same ones.
     """
 
     copied: list[torch.Tensor] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
+    in_objects: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
 
 def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale: Stale) -> Any:
@@ -162,6 +166,8 @@ class _Copier:
         copies_itself = hasattr(type(value), "__copy__")  # `__copy__` may leave out caches
         for key, attribute in attributes_and_slots(found if copies_itself else value).items():
             object.__setattr__(found, key, self.value(attribute))
+            tensors = tensors_in(attribute.values() if isinstance(attribute, dict) else [attribute])
+            self._stale.in_objects.extend(tensor for tensor in tensors if id(tensor) not in self._replaced)
         return found
 
     def _function(self, function: types.FunctionType) -> Any:

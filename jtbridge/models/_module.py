@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
 from ._layout import call_once, check_initialized, entries, has_lazy, overlapping, refuse_own_class
+from ._made_state import MadeState, MadeTensor
 from ._own_arguments import check_own_arguments
 from ._placing import converter
 from ._programs import Programs
@@ -42,11 +43,11 @@ class JaxModule:
     over, be a static argument, or be a field of another framework's module.
     """
 
-    def __init__(self, module: torch.nn.Module, options: dict[str, Any]):
+    def __init__(self, module: torch.nn.Module, options: dict[str, Any], made: Iterable[MadeTensor] = ()):
         self._module = module
         self._options = options
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
-        self._added: frozenset[str] = frozenset()  # names of attributes that a call made
+        self._made = MadeState(made)
         self._programs = Programs()  # compiled by `jtbridge.generate`
         self.__name__ = type(module).__name__
 
@@ -192,7 +193,10 @@ class JaxModule:
             Parameter containing:
             tensor([0.], requires_grad=True)
         """
-        return load_into(self._module, self.__name__, self._checked(params, state))
+        arrays = self._checked(params, state)
+        return load_into(
+            self._module, self.__name__, arrays, self._made.of(arrays.keys() - entries(self._module).keys())
+        )
 
     def state_dict(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
@@ -208,7 +212,8 @@ class JaxModule:
             >>> list(net.state_dict(*net.init()))
             ['weight', 'bias']
         """
-        return to_state_dict(self._module, self._checked(params, state))
+        arrays = self._checked(params, state)
+        return to_state_dict(self._module, arrays, self._made)
 
     def from_state_dict(
         self,
@@ -260,7 +265,8 @@ class JaxModule:
         Raises:
             ModelError: a tensor is missing or unknown, or the file cannot be written.
         """
-        write_file(path, to_state_dict(self._module, self._checked(params, state), shared=True), metadata or {})
+        arrays = self._checked(params, state)
+        write_file(path, to_state_dict(self._module, arrays, self._made, shared=True), metadata or {})
 
     def load_safetensors(
         self,
@@ -295,13 +301,13 @@ class JaxModule:
         jax.jit(self).clear_cache()  # type: ignore[attr-defined]
 
     def __copy__(self) -> JaxModule:
-        return JaxModule(self._module, self._options)
+        return JaxModule(self._module, self._options, self._made)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JaxModule:
-        return JaxModule(copy.deepcopy(self._module, memo), self._options)
+        return JaxModule(copy.deepcopy(self._module, memo), self._options, self._made)
 
     def __reduce__(self) -> Any:
-        return JaxModule, (self._module, self._options)
+        return JaxModule, (self._module, self._options, tuple(self._made))
 
     def __repr__(self) -> str:
         return f"<jtbridge.module of {self.__name__}>"
@@ -314,7 +320,7 @@ class JaxModule:
         run = Run(self._module, self._options["purity"])
 
         def call(params: Any, state: Any, *args: Any, train: bool | None = False, **kwargs: Any) -> Any:
-            return run(params, state, args, kwargs, method, train, self._added)
+            return run(params, state, args, kwargs, method, train, self._made.of({*params, *state}))[:2]
 
         call.__name__ = name
         return wrap(call, **{**self._options, "batched": ()})
@@ -335,8 +341,9 @@ class JaxModule:
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
         in_parts = bool(jax.sharding.get_abstract_mesh().manual_axes)  # inside `shard_map`
-        (out, changed), written = self._wrapped(
-            params, state, args, kwargs, method, train, self._added, in_parts, **key
+        known = self._made.of({*params, *state})
+        (out, changed, made), written = self._wrapped(
+            params, state, args, kwargs, method, train, known, in_parts, **key
         )
         for name in params:
             if f"params[{name!r}]" in written:
@@ -346,7 +353,7 @@ class JaxModule:
             if name not in changed and (place := f"state[{name!r}]") in written:
                 changed[name] = written[place]
         self._check_overlap(changed)
-        self._added |= changed.keys() - state.keys()
+        self._made.add(self.__name__, made)
         return out, changed
 
     def _check_overlap(self, changed: Mapping[str, Any]) -> None:
@@ -366,7 +373,9 @@ class JaxModule:
         found = entries(self._module)
         check_names(self.__name__, found, params, state)
         arrays = {**params, **state}
-        bound(self._module, found, arrays, self._added)  # raises for a name that the module does not have
+        bound(
+            self._module, found, arrays, self._made.of(arrays.keys() - found.keys())
+        )  # raises for a name that the module does not have
         return arrays
 
 

@@ -1,6 +1,6 @@
 """Detection of a call that uses the torch module's own tensors instead of those that it was given.
 
-The mode that does so also implements, for parameters of a call, `copy.deepcopy`, `.grad` and `requires_grad`.
+The mode that does so also implements, for parameters of a call, `copy.deepcopy` and `requires_grad`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jtbridge._compat import (
     ReleasedTensor,
     innermost,
     inside_functorch,
+    is_graph_leaf,
     mark_as_parameter,
     reads_no_values,
     storage_id,
@@ -38,8 +39,8 @@ class RefuseOwnTensors(TorchFunctionMode):
     itself, by a global variable, a class attribute or an object that is not copied. Its result would not depend on
     `params`.
 
-    In an eager gradient, parameters are not leaves of torch's graph. So the mode implements ``copy.deepcopy`` and
-    ``.grad`` for them, and refuses a call that sets their `requires_grad` to False, or a JAX function that closes over
+    In an eager gradient, parameters are not leaves of torch's graph. So the mode implements ``copy.deepcopy`` for them,
+    and refuses a call that sets their `requires_grad` to False, or a JAX function that closes over
     one.
 
     Args:
@@ -77,7 +78,7 @@ class RefuseOwnTensors(TorchFunctionMode):
                 return _copied_parameter(*args)
             if func == _GRADIENT and not args[0].is_leaf:
                 return None  # `module.to(dtype)` reads it; torch would warn that it is not a leaf
-            if func in _SETTERS and not args[0].is_leaf and not (*args[1:], *kwargs.values(), True)[0]:
+            if func in _SETTERS and not is_graph_leaf(args[0]) and not (*args[1:], *kwargs.values(), True)[0]:
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
             self._refuse_own(tensors_in(args, kwargs.values()), lambda: resolve_name(func) or func)

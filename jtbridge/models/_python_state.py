@@ -8,7 +8,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,28 @@ _DEPTH = 6
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _SETS = (set, frozenset, collections.deque)
+_NAMING = (list, tuple, dict)  # containers in which tensors have names
 
 Change = tuple[str, Any, Any]
 
 
-def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
+def python_changes(
+    original: torch.nn.Module, copy: torch.nn.Module, replaced: Mapping[int, torch.Tensor]
+) -> Iterator[Change]:
     """Yield the Python values that differ between a module and the copy that a call ran: name, before and after.
 
     Values of every kind count, such as numbers, strings, dtypes, functions and NumPy arrays, in attributes and in the
-    containers and objects there. Tensors do not count: they are part of the state that a call returns, except in sets
-    and deques, where they have no names. An attribute that the call created does not count either, because the next
-    call creates it again, unless the class tests whether it exists. Nor does an object that replaced None. A submodule
-    that was removed or replaced by one of another class counts, and so does a hook that the call registered.
+    containers and objects there; so do the order of a dict and the class of a container. Tensors do not count: they are
+    part of the state that a call returns, except in sets, deques, functions and objects of other classes, where they
+    have no names. An attribute that the call created does not count either, because the next call creates it again,
+    unless the class tests whether it exists. Nor does an object that replaced None. A submodule that was removed or
+    replaced by one of another class counts, and so does a hook that the call registered.
+
+    Args:
+        original, copy: the module and its copy.
+        replaced: the tensors of the copy by the ids of the module's tensors.
     """
-    yield from _ModuleComparison().modules("", original, copy)
+    yield from _ModuleComparison(replaced).modules("", original, copy)
 
 
 def _is_installed_anew(hook: Any) -> bool:
@@ -66,7 +74,8 @@ _ASKING = {"getattr", "hasattr", "__dict__", "vars"}
 class _ModuleComparison:
     """Comparison of a module with its copy; each object is compared once."""
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: Mapping[int, torch.Tensor]) -> None:
+        self._replaced = replaced
         self._seen: dict[int, Any] = {}  # the objects of the original, by their ids
 
     def modules(self, name: str, original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
@@ -99,24 +108,32 @@ class _ModuleComparison:
         self._seen[id(value)] = value
         return True
 
-    def _values(self, name: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
-        if after is before or depth > _DEPTH or _is_tensor(before) or _is_tensor(after):
+    def _values(self, name: str, before: Any, after: Any, depth: int, named: bool = True) -> Iterator[Change]:
+        """Yield the changes in a value. `named` says whether tensors in it have names in the state."""
+        if after is before or depth > _DEPTH:
             return
-        if isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
-            yield from self._values(name, before(), after(), depth + 1)
+        if _is_tensor(before) or _is_tensor(after):
+            if not named and after is not self._replaced.get(id(before)):
+                yield name, _tensor_text(before), _tensor_text(after)
+        elif isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
+            yield from self._values(name, before(), after(), depth + 1, named)
         elif isinstance(before, _SETS) or isinstance(after, _SETS):
             if not _has_same_items(before, after):
                 yield name, before, after
+        elif _is_other_container(before, after):
+            yield name, type(before), type(after)
         elif isinstance(before, dict) or isinstance(after, dict):
-            old, new = (dict(entries_of(value)) if isinstance(value, dict) else {} for value in (before, after))
+            old, new = (_without_modules(value) if isinstance(value, dict) else {} for value in (before, after))
             for key in {**old, **new}:
-                if isinstance(key, torch.nn.Module):
-                    continue  # in the copy, the key is the copied module
-                yield from self._values(f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1)
+                yield from self._values(
+                    f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1, named
+                )
+            if _has_other_order(old, new):
+                yield name, list(old), list(new)
         elif isinstance(before, list | tuple) or isinstance(after, list | tuple):
             old, new = (items_of(value) if isinstance(value, list | tuple) else () for value in (before, after))
             for place, (one, other) in enumerate(itertools.zip_longest(old, new, fillvalue=_MISSING)):
-                yield from self._values(f"{name}.{place}", one, other, depth + 1)
+                yield from self._values(f"{name}.{place}", one, other, depth + 1, named)
         elif isinstance(before, torch.nn.Module) and isinstance(after, torch.nn.Module):
             if id(before) not in self._seen:
                 yield from self.modules(name, before, after)
@@ -125,15 +142,40 @@ class _ModuleComparison:
             if code is not other_code:
                 yield name, before, after
             else:
-                yield from self._values(name, parts, others, depth + 1)
+                yield from self._values(name, parts, others, depth + 1, named=False)
         elif _is_value(before) or _is_value(after):
             if not _equal(before, after):
                 yield name, before, after
         elif type(before) is type(after):
             if self._is_new(before):
-                yield from self._values(name, attributes_and_slots(before), attributes_and_slots(after), depth + 1)
+                old, new = attributes_and_slots(before), attributes_and_slots(after)
+                for key in {**old, **new}:
+                    yield from self._values(
+                        f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1, named=False
+                    )
         elif before is not None and before is not _MISSING:
             yield name, before, after
+
+
+def _tensor_text(value: Any) -> Any:
+    """Return a text for a tensor, whose values may not be known; other values as they are."""
+    return f"a tensor of shape {tuple(value.shape)}" if _is_tensor(value) else value
+
+
+def _without_modules(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict without keys that are modules: in the copy, such a key is the copied module."""
+    return {key: value for key, value in entries_of(mapping) if not isinstance(key, torch.nn.Module)}
+
+
+def _has_other_order(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
+    """Return whether the keys that two dicts share are in another order in `new`, or not its first ones."""
+    both = [key for key in old if key in new]
+    return list(new)[: len(both)] != both
+
+
+def _is_other_container(before: Any, after: Any) -> bool:
+    """Return whether two containers are of different classes, such as a list and a tuple."""
+    return isinstance(before, _NAMING) and isinstance(after, _NAMING) and type(before) is not type(after)
 
 
 def _is_value(value: Any) -> bool:

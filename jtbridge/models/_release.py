@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jtbridge.errors import ModelError
 from jtbridge.state import same_tensors
 
 from ._layout import OF_TORCH, entries, overlapping
+from ._made_state import MadeTensor, place_made
 from ._run import place
 from ._state_dict import as_dtype
 
@@ -30,8 +31,13 @@ def release_tensor(module: torch.nn.Module, tensor: torch.Tensor) -> None:
         tensor.data = torch.empty(0, dtype=tensor.dtype)
 
 
-def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> torch.nn.Module:
-    """Copy arrays into the tensors of a module, by name, and return the module."""
+def load_into(
+    module: torch.nn.Module, name: str, arrays: Mapping[str, Any], made: Sequence[MadeTensor]
+) -> torch.nn.Module:
+    """Copy arrays into the tensors of a module, by name, and return the module.
+
+    `made` says where calls stored tensors that the module does not have.
+    """
     found = entries(module)
     for key, array in arrays.items():
         entry = found.get(key)
@@ -53,11 +59,13 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 "loaded: it would change the other one as well. Nothing was loaded. Give it its own memory in the "
                 "torch module, with `.clone()`."
             )
+    dtypes = {one.name: one.dtype for one in made}
     with torch.no_grad():
         for key, array in arrays.items():
             entry = found.get(key)
             if entry is None:
-                place(module, key, to_torch(array, copy=True), is_known=True)
+                if key not in dtypes:
+                    place(module, key, to_torch(array, copy=True))
                 continue
             old = entry.tensor
             if isinstance(old, ReleasedTensor) or (old.shape == tuple(array.shape) and may_overlap(old)):
@@ -70,7 +78,9 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
             elif old.shape == tuple(array.shape):
                 old.copy_(to_torch(array))
             else:
-                place(module, key, to_torch(array, copy=True), is_known=True)
+                place(module, key, to_torch(array, copy=True))
+        tensors = {key: as_dtype(to_torch(arrays[key], copy=True), dtype) for key, dtype in dtypes.items()}
+        place_made(module, made, tensors)
     return module
 
 

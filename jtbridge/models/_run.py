@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
 from ._layout import TensorEntry, entries, locate, refuse_own_class, shown
+from ._made_state import MadeTensor, made_tensors, place_made
 from ._own_tensors import RefuseOwnTensors, requires_grad_error
 from ._python_state import python_changes
 
@@ -44,17 +45,18 @@ _FIRST_CALL = (
 
 
 class Run:
-    """A call of a module as a function of tensors: ``(params, state, ...) -> out, changed``.
+    """A call of a module as a function of tensors: ``(params, state, ...) -> out, changed, made``.
 
     `changed` has the tensors that the call assigned to attributes. It does not have an entry of `state` that the call
     writes to in place, because :func:`jtbridge.wrap` reports it as a mutated argument, unless the entry is a copy in
-    the module's dtype.
+    the module's dtype. `made` says where the tensors are that the module itself does not have.
 
     Args:
         module: the torch module. It is read, and never written to.
         purity: the reaction if a call changes Python state: "error", "warn" or "allow".
 
-    The argument `in_parts` of a call says whether parameters may be parts of the module's own, as inside `shard_map`.
+    The argument `made` of a call is what earlier calls returned, for tensors in `params` and `state`; `in_parts` says
+    whether parameters may be parts of the module's own, as inside `shard_map`.
     """
 
     def __init__(self, module: torch.nn.Module, purity: str):
@@ -74,27 +76,28 @@ class Run:
         kwargs: dict[str, Any],
         method: str | Callable[..., Any],
         train: bool | None,
-        added: frozenset[str],
+        made: Sequence[MadeTensor],
         in_parts: bool = False,
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
+    ) -> tuple[Any, dict[str, torch.Tensor], tuple[MadeTensor, ...]]:
         ties: dict[str, str] = {}
         ties_after: dict[str, str] = {}
         everything = entries(self.module, computed=True, ties=ties)
         found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
         given = {**params, **state}
-        tensors = {name: _in_module_dtype(given[name], entry) for name, entry in found.items() if name in given}
+        dtypes = {name: entry.tensor.dtype for name, entry in found.items()} | {one.name: one.dtype for one in made}
+        tensors = {name: _in_torch_dtype(given[name], dtype) for name, dtype in dtypes.items() if name in given}
         check_names(self.__name__, found, params, state)
         if not in_parts:
             self._check_shapes(found, tensors)
         self._check_gradient_hooks(found)
         for name, tensor in tensors.items():
-            if found[name].kind in ("parameter", "frozen"):
+            if name in found and found[name].kind in ("parameter", "frozen"):
                 refuse_own_class(self.__name__, name, found[name].tensor)
                 mark_as_parameter(tensor, found[name].tensor)
         before = {name: write_count(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         stale = Stale()
-        module = bound(self.module, found, {**given, **tensors}, added, stale)
+        module = bound(self.module, found, {**given, **tensors}, made, stale)
         if train is not None:
             self._set_mode(module, train)
         trained = {name: tensors[name] for name in params if name in tensors}
@@ -103,7 +106,9 @@ class Run:
             gradients_required(trained.values()),  # under `jax.grad` they already do
             without_cached_weights(),
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.copied, trained),
-            RefuseWrites(self.__name__, converted) if converted else contextlib.nullcontext(),
+            RefuseWrites(self.__name__, converted, stale.in_objects)
+            if converted or stale.in_objects
+            else contextlib.nullcontext(),
         ):
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
             with self._explained_errors(stale):
@@ -112,7 +117,8 @@ class Run:
                 if not innermost(trained[name]).requires_grad:
                     raise requires_grad_error(self.__name__, name)
         self._check_memory(memory, given)
-        self._check_attributes(module, train)
+        replaced = {id(entry.tensor): tensors[name] for name, entry in found.items()}
+        self._check_attributes(module, train, replaced)
         after = entries(module, computed=True, ties=ties_after)
         refuse_new_ties(self.__name__, self.module, ties, ties_after)
         refuse_new_overlaps(self.__name__, after, {**given, **tensors})
@@ -124,7 +130,7 @@ class Run:
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
         self._check_new_parameters(after, found, given)
-        return out, changed
+        return out, changed, made_tensors(module, changed.keys() - found.keys())
 
     def _set_mode(self, module: torch.nn.Module, train: bool) -> None:
         try:
@@ -154,7 +160,9 @@ class Run:
         other = [
             f"`{name}` {tuple(tensor.shape)}, in torch {tuple(found[name].tensor.shape)}"
             for name, tensor in tensors.items()
-            if found[name].kind in ("parameter", "frozen") and tensor.shape != found[name].tensor.shape
+            if name in found
+            and found[name].kind in ("parameter", "frozen")
+            and tensor.shape != found[name].tensor.shape
         ]
         if other:
             raise ModelError(
@@ -202,7 +210,9 @@ class Run:
                     "not train. Call the torch module once before `jtbridge.module(model).init()`, or make a buffer."
                 )
 
-    def _check_attributes(self, module: torch.nn.Module, train: bool | None) -> None:
+    def _check_attributes(
+        self, module: torch.nn.Module, train: bool | None, replaced: Mapping[int, torch.Tensor]
+    ) -> None:
         """Raise or warn if a call changed a Python value in an attribute, which is not part of the state."""
         if self.purity == "allow":
             return
@@ -210,7 +220,7 @@ class Run:
         if train is not None and any(type(part).train is not torch.nn.Module.train for part in original.modules()):
             original = copied(original, {}, Stale())
             self._set_mode(original, train)  # so that attributes that `train` sets do not count as changed
-        for name, before, after in python_changes(original, module):
+        for name, before, after in python_changes(original, module, replaced):
             self._report(name, before, after)
 
     def _report(self, name: str, before: Any, after: Any) -> None:
@@ -232,22 +242,34 @@ def _bound_method(module: torch.nn.Module, method: str | Callable[..., Any]) -> 
 
 
 class RefuseWrites(DispatchMode):
-    """A mode that raises an error for an operator that writes to a parameter which was converted to the module's dtype.
+    """A mode that raises an error for an operator that writes to a tensor which a call must not change.
 
-    Such a parameter is a copy of an argument, so `wrap` does not report a write to it, and torch does not count all
-    writes.
+    Args:
+        module: the name of the module, for the message.
+        parameters: parameters that were converted to the module's dtype, by name. They are copies of arguments, so
+            `wrap` does not report a write to them, and torch does not count all writes.
+        in_objects: tensors of the torch module itself in objects of it. They are not part of the state.
     """
 
-    def __init__(self, module: str, parameters: Tensors):
+    def __init__(self, module: str, parameters: Tensors, in_objects: Sequence[torch.Tensor]):
         super().__init__()
         self._module = module
         self._names = {storage_id(innermost(tensor)): name for name, tensor in parameters.items()}
+        self._in_objects = {storage_id(innermost(x)) for x in in_objects if x.layout is torch.strided}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in written_tensors(func, args, kwargs):
-            if tensor.layout is torch.strided and (name := self._names.get(storage_id(tensor))) is not None:
+            if tensor.layout is not torch.strided:
+                continue
+            if (name := self._names.get(storage_id(tensor))) is not None:
                 raise written_parameter(self._module, name)
+            if storage_id(tensor) in self._in_objects:
+                raise MutationError(
+                    f"A call of `{self._module}` writes to a tensor of shape {tuple(tensor.shape)} in an object that "
+                    "the module has in an attribute. The tensor is not part of the state that a call returns. Make it "
+                    "a buffer, or an attribute of the module."
+                )
         return func(*args, **kwargs)
 
 
@@ -278,7 +300,7 @@ def bound(
     module: torch.nn.Module,
     found: Mapping[str, TensorEntry],
     given: Mapping[str, Any],
-    added: frozenset[str] = frozenset(),
+    made: Sequence[MadeTensor] = (),
     stale: Stale | None = None,
 ) -> Any:
     """Return a copy of a module with the tensors `given`, by name.
@@ -286,28 +308,29 @@ def bound(
     Args:
         module: the module.
         found: its tensors.
-        given: the tensors of the copy. Those that are not in `found` go where their names say, see :func:`place`.
-        added: the names of attributes that an earlier call made.
+        given: the tensors of the copy.
+        made: where earlier calls stored tensors that are not in `found`. Others go where their names say, see
+            :func:`place`.
         stale: is filled with the tensors that earlier calls left in the module.
     """
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
-    for name in given:
-        if name not in found:
-            place(copy, name, given[name], is_known=name in added)
+    known = {one.name for one in made}
+    for name in sorted(given.keys() - found.keys() - known, key=_natural_order):
+        place(copy, name, given[name])
+    place_made(copy, made, given)
     return copy
 
 
-def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) -> None:
-    """Put a tensor that an earlier call assigned to an attribute into that attribute.
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key by which "h.2" comes before "h.10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
-    Args:
-        module: the module.
-        name: the name of the tensor.
-        tensor: the tensor.
-        is_known: whether an earlier call created the attribute, so that the module itself may not have it.
+
+def place(module: torch.nn.Module, name: str, tensor: Any) -> None:
+    """Put a tensor where its name says: a call of another :class:`JaxModule` stored it there, in another process.
 
     Raises:
-        ModelError: no call could have stored a tensor under this name.
+        ModelError: no call could have stored a tensor under this name, or the name does not say where.
     """
     try:
         holder, key = locate(module, name)
@@ -319,7 +342,7 @@ def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) ->
         if key in registered_buffers(holder):
             registered_buffers(holder)[key] = tensor
             return
-        present = vars(holder).get(key, getattr(type(holder), key, None if is_known else _MISSING))
+        present = vars(holder).get(key, getattr(type(holder), key, _MISSING))
         if isinstance(present, torch.Tensor | None):
             vars(holder)[key] = tensor
             return
@@ -327,8 +350,10 @@ def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) ->
         holder[int(key) :] = [tensor, *holder[int(key) + 1 :]]
         return
     elif isinstance(holder, dict):
-        holder[next((known for known in holder if str(known) == key), key)] = tensor
-        return
+        keys = [known for known in holder if str(known) == key]
+        if len(keys) == 1:
+            holder[keys[0]] = tensor
+            return
     raise _unexpected(module, name)
 
 
@@ -336,7 +361,9 @@ def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
     kind = type(module).__name__
     return ModelError(
         f"`{name}` is in `params` or `state`, and `{kind}` has no such tensor, or has it under another name to which "
-        f"it is tied. The names are those of `jtbridge.module(model).init()`."
+        "it is tied. The names are those of `jtbridge.module(model).init()`. If a call in another process stored it in "
+        "the module, let this one find out where, before it gets that state: "
+        "`jax.eval_shape(net, *net.init(), *arguments)`."
     )
 
 
@@ -345,12 +372,11 @@ def _may_have_changed(entry: TensorEntry) -> bool:
     return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in (*_NARROWED, torch.int32)
 
 
-def _in_module_dtype(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return a tensor in the dtype of the module's tensor, if conversion to JAX and back changed it.
+def _in_torch_dtype(tensor: torch.Tensor, own: torch.dtype) -> torch.Tensor:
+    """Return a tensor in the dtype that it has in torch, if conversion to JAX and back changed it.
 
     While x64 is off, JAX narrows float64 and complex128, and an int32 array reaches torch as int64.
     """
-    own = entry.tensor.dtype
     if tensor.dtype is torch.int64 and own is torch.int32:
         return tensor.to(own)
     narrowed = not jax.config.jax_enable_x64 and _NARROWED.get(own) is tensor.dtype  # type: ignore[attr-defined]

@@ -30,25 +30,31 @@ from ._layout import (
     overlapping,
     shown,
 )
+from ._made_state import MadeState
 from ._placing import converter
 from ._run import bound
 from ._sharding import Rules
 
 
-def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
+def to_state_dict(
+    module: torch.nn.Module, arrays: Mapping[str, Any], made: MadeState, *, shared: bool = False
+) -> dict[str, Any]:
     """Return the ``state_dict`` of a module with these arrays.
 
     Args:
         module: the torch module.
         arrays: its tensors by name.
+        made: where calls stored tensors that the module does not have.
         shared: whether tensors may share the memory of arrays. Then they must not be written to.
     """
     found = entries(module)
+    there = made.of(arrays.keys() - found.keys())
+    dtypes = {name: entry.tensor.dtype for name, entry in found.items()} | {one.name: one.dtype for one in there}
     tensors = {}
     for name, array in arrays.items():
         tensor = _shared_or_copied(array) if shared else to_torch(array, copy=True)
-        tensors[name] = as_dtype(tensor, found[name].tensor.dtype) if name in found else tensor
-    return bound(module, found, tensors, frozenset(tensors)).state_dict()
+        tensors[name] = as_dtype(tensor, dtypes[name]) if name in dtypes else tensor
+    return bound(module, found, tensors, there).state_dict()
 
 
 def from_state_dict(

@@ -25,8 +25,9 @@ from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import SetGuard, StoredTensorError
 
 from ._arrays import MAX_COPIED_BYTES, Placement, copied_tensor, is_copied, shared_tensor
-from ._function import EagerFunction, InnerAutograd, as_captured
+from ._function import EagerFunction, as_captured
 from ._graph import FAMILIES, AutogradGraph, Family, eager_function, new_leaf, recording, refuse_other_graphs
+from ._recorded_run import InnerAutograd
 
 Result = TypeVar("Result")
 
@@ -139,6 +140,9 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
                 inputs[i] = new_leaf(inputs[i], family)
                 given[i] = _not_a_leaf(inputs[i])
             outputs = fn(*given)
+        if inner.runs_backward:
+            for i in wrt:
+                inputs[i].grad = None
         if inner.breaks_graph:
             refuse_broken_graph(base.name, outputs)
         base.refuse_hidden_tensors()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import (
     DispatchMode,
@@ -18,7 +16,7 @@ from jtbridge._compat import (
     HigherOrderOperator,
     address_of,
     innermost,
-    inside_functorch,
+    is_graph_leaf,
     outside_modes,
     storage_id,
 )
@@ -36,7 +34,6 @@ from jtbridge.core.array_types import (
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.gpu_errors import add_device_note
-from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
 from jtbridge.core.loans import CopyOnWrite
 from jtbridge.core.pytree import flatten_output, holds_derivative, key_order
 from jtbridge.core.runner import escaped_tensor_error
@@ -45,16 +42,14 @@ from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
 from jtbridge.errors import DataDependentShapeError, DeviceError, DifferentiationError, OutputMismatchError
 from jtbridge.transforms import (
-    PADDED,
-    WITHOUT_DOUBLE_BACKWARD,
     Jvp,
     Vjp,
     Vmap,
-    with_differentiable_statistics,
 )
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import MAX_COPIED_BYTES
+from ._recorded_run import add_leaf_arguments
 
 # The traits that are assumed for a function that was not traced: its derivatives use only reverse mode, and derivatives
 # beyond the first use normalisations composed of simple operators.
@@ -184,9 +179,10 @@ class EagerFunction(TorchFunction):
                 stack.enter_context(random_numbers.seeded(tensors[-1]))
                 tensors = tensors[:-1]
             # Torch refuses writes to a leaf that requires a gradient; the function may write to its arguments.
-            inputs = [t.clone() if t.requires_grad and t.is_leaf else t for t in tensors]
+            inputs = [t.clone() if t.requires_grad and is_graph_leaf(t) else t for t in tensors]
             for i, dtype in self._casts:
                 inputs[i] = inputs[i].to(dtype)
+            add_leaf_arguments(inputs)
             if self.argument_names is None:
                 return self.flatten(self._called(inputs))
             record = stack.enter_context(_WriteRecorder(inputs))
@@ -380,79 +376,3 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
             else to_bytes(tensor.detach().cpu()).numpy().tobytes()
             for tensor in tensors
         ]
-
-
-def _with_shared_gradient(
-    x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """Return a reduction that selects one element, and divide its gradient among equal elements. NaN equals NaN.
-
-    Args:
-        x: the elements.
-        found: the result, without a gradient.
-        chosen: computes the result by `amax` or `amin`, which divide a gradient among equal numbers, not among NaNs.
-    """
-    if not x.is_floating_point():
-        return found
-    nan = x.isnan()
-    of_nan = torch.where(nan, x, 0.0).sum() / nan.sum().clamp(min=1)
-    return torch.where(found.isnan(), of_nan, chosen(torch.where(nan, 0.0, x)))
-
-
-def _median_of_all(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
-    if not x.numel():
-        return median(x)
-    found = median(x.detach().reshape(-1), 0)[0]
-    equal = x == found
-
-    def chosen(x: torch.Tensor) -> torch.Tensor:
-        largest, smallest = torch.where(equal, x, -math.inf).amax(), torch.where(equal, x, math.inf).amin()
-        return torch.where(found < 0, smallest, largest)
-
-    return _with_shared_gradient(x, found, chosen)
-
-
-def _forms(name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the callables of a torch operator: function, method, overload packet and default overload."""
-    packet = getattr(torch.ops.aten, name)
-    return getattr(torch, name), getattr(torch.Tensor, name), packet, packet.default
-
-
-# Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
-_OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys(_forms("max"), lambda x: _with_shared_gradient(x, x.detach().amax(), torch.amax)),
-    **dict.fromkeys(_forms("min"), lambda x: _with_shared_gradient(x, x.detach().amin(), torch.amin)),
-    **dict.fromkeys(_forms("median"), lambda x: _median_of_all(x, torch.median)),
-    **dict.fromkeys(_forms("nanmedian"), lambda x: _median_of_all(x, torch.nanmedian)),
-}
-
-
-class InnerAutograd(TorchFunctionMode):
-    """A mode for a run that autograd records, which detects calls of torch.autograd.grad and backward.
-
-    The mode also replaces functions. Under torch.vmap it replaces reductions of all elements, and embeddings with a row
-    for padding, whose gradients differ there. It replaces batch_norm where torch refuses running statistics that
-    require a gradient, and functions whose backward torch cannot differentiate.
-
-    Attributes:
-        breaks_graph: whether one of these calls had no ``create_graph=True``, so that torch has no derivative of its
-            result.
-        has_hooks: whether a hook of a tensor, or of a node of the graph, may have been registered.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.breaks_graph = False
-        self.has_hooks = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in _OF_ALL and inside_functorch() and len(operands := [*args, *kwargs.values()]) == 1:
-            (x,) = operands  # by name too: `torch.max(input=x)`
-            return _OF_ALL[func](x) if x.dim() else func(x)
-        if func in PADDED and inside_functorch():
-            return PADDED[func](*args, **kwargs)
-        self.has_hooks |= func in HOOKING
-        if runs_autograd(func) and not creates_graph(func, args, kwargs):
-            self.breaks_graph = True
-        return with_differentiable_statistics(WITHOUT_DOUBLE_BACKWARD.get(func, func), args, kwargs)
