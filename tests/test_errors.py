@@ -287,7 +287,8 @@ def test_differentiation_error():
         jax.grad(lambda x: f(x).sum())(X)
     assert str(caught.value) == (
         "Result 0 of `force` comes from torch.autograd.grad or backward without `create_graph=True`, so torch has no "
-        "derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+        "derivative of it. Pass `create_graph=True` there; or, if no gradient is wanted, apply "
+        "`jax.lax.stop_gradient` to the arguments of the call."
     )
 
 

@@ -55,6 +55,6 @@ def refuse_broken_graph(name: str, results: Sequence[torch.Tensor]) -> None:
         if (result.is_floating_point() or result.is_complex()) and not result.requires_grad:
             raise DifferentiationError(
                 f"Result {position} of `{name}` comes from torch.autograd.grad or backward without "
-                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
-                "`jax.lax.stop_gradient` the result."
+                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there; or, if no "
+                "gradient is wanted, apply `jax.lax.stop_gradient` to the arguments of the call."
             )

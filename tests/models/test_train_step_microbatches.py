@@ -126,3 +126,38 @@ def test_each_microbatch_draws_its_own_mask():
     train, _ = step(step.init(KEY), {"place": np.arange(2, dtype=np.float32)})
     kept = (1 - train.params["weight"]) / 2.0 ** jnp.arange(64)  # 0, 1 or 2: the mean of two scaled masks
     assert set(np.asarray(kept).round(3).tolist()) == {0.0, 1.0, 2.0}
+
+
+class Teacher(nn.Module):
+    """A student, and a frozen teacher that follows it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.student, self.teacher = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.student(x), self.teacher(x)
+
+
+def test_frozen_parameters_that_the_loss_updates():
+    def follow(model: Any, batch: Any) -> Any:
+        out, target = model(batch)
+        moved = 0.5 * model.state["teacher.weight"] + 0.5 * model.params["student.weight"]
+        model.state["teacher.weight"] = moved
+        return jnp.mean((out - target) ** 2)
+
+    step = jtbridge.train_step(jtbridge.module(Teacher()), follow, optax.sgd(0.1), accumulate=2)
+    train = step.init(KEY)
+    model, batch = Teacher(), torch.arange(12.0).reshape(4, 3) / 12
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    for _ in range(2):
+        train, _ = step(train, jnp.asarray(batch.numpy()))
+        optimizer.zero_grad()
+        for part in (batch[::2], batch[1::2]):
+            out, target = model(part)
+            ((out - target) ** 2).mean().div(2).backward()
+            model.teacher.weight.copy_(0.5 * model.teacher.weight + 0.5 * model.student.weight.detach())
+        optimizer.step()
+    for name, value in {**train.params, **train.state}.items():
+        np.testing.assert_allclose(value, model.state_dict()[name], rtol=1e-5, atol=1e-6)

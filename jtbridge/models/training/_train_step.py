@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -207,8 +207,23 @@ class TrainStep:
         self, params: Arrays, state: Arrays, key: Any, batch: Any
     ) -> tuple[Arrays, Arrays, dict[str, Any]]:
         kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
-        # A loop copies its carry. No call writes to a parameter, so the carry holds only the buffers.
+        # A loop copies its carry. No call writes to a parameter, so the carry holds the buffers; and, in a second
+        # attempt, the frozen parameters to which the loss assigns, such as those of a teacher.
         buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
+        try:
+            return self._accumulated_over(params, state, buffers, key, batch)
+        except _ChangesFrozen as found:
+            carried = buffers | {name: state[name] for name in found.names}
+        return self._accumulated_over(params, state, carried, key, batch)
+
+    def _accumulated_over(
+        self, params: Arrays, state: Arrays, carried: Arrays, key: Any, batch: Any
+    ) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        """Return the gradients, the changed state and the metrics of a batch; `carried` is the state that may change.
+
+        Raises:
+            _ChangesFrozen: a microbatch changes another entry of the state.
+        """
         names: set[str] = set()  # the entries that a microbatch changes
 
         def body(carry: Any, numbered: Any) -> Any:
@@ -216,12 +231,14 @@ class TrainStep:
             number, part = numbered
             gradients, changed, metrics = self._gradient(params, state | buffers, jax.random.fold_in(key, number), part)
             names.update(changed)
-            if not changed.keys() <= buffers.keys():
+            if new := sorted(changed.keys() - state.keys()):
                 raise ArgumentError(
-                    f"A call of `{self._net.__name__}` makes new state ({', '.join(sorted(changed.keys() - buffers))})"
+                    f"A call of `{self._net.__name__}` makes new state ({', '.join(new)})"
                     ", which the first microbatch does not have. Call the module once, and add what it returns to the "
                     "state of `init`: `state | changed`."
                 )
+            if frozen := changed.keys() - buffers.keys():
+                raise _ChangesFrozen(frozen)
             check_metrics(metrics)
             weight = self._weight_of(part)
             gradients, metrics = jax.tree.map(lambda leaf: _weighted_leaf(leaf, weight), (gradients, metrics))
@@ -229,7 +246,7 @@ class TrainStep:
 
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _accumulator_dtype(p.dtype)), params)
         parts = jnp.arange(self._accumulate), microbatches(batch, self._accumulate)
-        (total, buffers), (metrics, weights) = jax.lax.scan(body, (zeros, buffers), parts)
+        (total, buffers), (metrics, weights) = jax.lax.scan(body, (zeros, carried), parts)
         sum_of_weights = weights.sum()
         gradients = jax.tree.map(lambda t, p: (t / sum_of_weights.astype(t.dtype)).astype(p.dtype), total, params)
         metrics = jax.tree.map(lambda m: m.sum(0) / sum_of_weights.astype(m.dtype), metrics)
@@ -244,6 +261,14 @@ class TrainStep:
 
     def __repr__(self) -> str:
         return f"<jtbridge.train_step of {self._net.__name__}>"
+
+
+class _ChangesFrozen(Exception):
+    """A microbatch changes frozen parameters."""
+
+    def __init__(self, names: Iterable[str]):
+        super().__init__()
+        self.names = sorted(names)
 
 
 def train_step(
