@@ -32,8 +32,11 @@ from ._layout import (
 )
 from ._made_state import MadeState
 from ._placing import converter
+from ._python_state import python_changes
 from ._run import bound
 from ._sharding import Rules
+
+_EXTRA_STATE = "_extra_state"  # the last part of the keys for which modules have `get_extra_state`
 
 
 def to_state_dict(
@@ -120,7 +123,20 @@ def _loaded_copy(
         advice = " With `strict=False`, entries may be missing or unknown." if strict else ""
         raise ModelError(f"The `state_dict` does not fit `{name}`. {error}{advice}") from None
     _check_ties(name, copy, ties)
+    if any(key.rpartition(".")[2] == _EXTRA_STATE for key in given):
+        _check_python_state(module, found, copy)
     return copy
+
+
+def _check_python_state(module: torch.nn.Module, found: Mapping[str, TensorEntry], copy: torch.nn.Module) -> None:
+    """Raise if the extra state of a ``state_dict`` set Python values, which the state of a call cannot hold."""
+    replaced = {id(entry.tensor): _tensor_at(copy, key) for key, entry in found.items()}
+    for name, before, after in python_changes(module, copy, replaced):
+        raise ModelError(
+            f"The `{_EXTRA_STATE}` in the `state_dict` sets the attribute `{name}` of `{type(module).__name__}` from "
+            f"{before!r} to {after!r}. It is Python state, which `params` and `state` cannot hold. Load it into the "
+            "torch module first, `model.load_state_dict(state_dict)`, and then call `jtbridge.module(model).init()`."
+        )
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -129,6 +129,17 @@ def test_extra_state_and_dtypes():
     assert net.state_dict(half, state)["weight"].dtype is torch.bfloat16  # a dtype that the user chose
 
 
+def test_extra_state_that_differs_is_refused():
+    model, other = WithExtraState(), WithExtraState()
+    other.note = "b"
+    net = jtbridge.module(model)
+    with pytest.raises(ModelError, match=r"sets the attribute `note` of `WithExtraState` from 'a' to 'b'.*first"):
+        net.from_state_dict(other.state_dict())
+    model.load_state_dict(other.state_dict())
+    params, state = net.from_state_dict(other.state_dict())
+    assert net.state_dict(params, state)["_extra_state"] == {"note": "b"}
+
+
 def test_extra_state_is_refused_in_safetensors(tmp_path):
     net = jtbridge.module(WithExtraState())
     with pytest.raises(ModelError, match="`_extra_state` is a dict"):
