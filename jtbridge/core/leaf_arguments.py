@@ -31,8 +31,9 @@ class LeafArguments:
         return any(tensor is known for known in self._tensors)
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Add the tensors that require a gradient."""
-        self._tensors += [tensor for tensor in tensors if tensor.requires_grad]
+        """Add the tensors that require a gradient, outside of torch.vmap, which refuses what this class implements."""
+        if not inside_functorch():
+            self._tensors += [tensor for tensor in tensors if tensor.requires_grad]
 
     def gradient(self, tensor: torch.Tensor, *owner: Any) -> torch.Tensor | None:
         """Return ``tensor.grad``."""
@@ -58,7 +59,7 @@ class LeafArguments:
 
     def answer_to(self, func: Callable[..., Any], args: Sequence[Any]) -> bool:
         """Return whether a call of a torch function asks for what torch stores for leaves, of one of the arguments."""
-        return func in _OF_LEAVES and not inside_functorch() and len(args) > 0 and args[0] in self
+        return func in _OF_LEAVES and len(args) > 0 and args[0] in self and not inside_functorch()
 
     def answer(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of such a call."""

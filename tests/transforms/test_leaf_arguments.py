@@ -100,7 +100,9 @@ def test_second_derivative_through_backward():
         np.testing.assert_allclose(hessian(lambda x: f(x).sum())(X), 6 * np.eye(3), rtol=1e-6)
 
 
-def test_step_of_an_optimizer_on_an_argument():
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("wrapper", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_step_of_an_optimizer_on_an_argument(wrapper: Callable):
     def fn(x: torch.Tensor) -> torch.Tensor:
         optimizer = torch.optim.SGD([x.requires_grad_()], lr=0.1)
         (x**3).sum().backward()
@@ -109,8 +111,8 @@ def test_step_of_an_optimizer_on_an_argument():
 
     value, gradient = torch_gradient(fn)
     f = jtbridge.wrap(fn)
-    np.testing.assert_allclose(f(X), value, rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), gradient, rtol=1e-6)
+    np.testing.assert_allclose(wrapper(f)(X), value, rtol=1e-6)
+    np.testing.assert_allclose(wrapper(jax.grad(lambda x: f(x).sum()))(X), gradient, rtol=1e-6)
 
 
 def test_gradients_that_a_module_reads():

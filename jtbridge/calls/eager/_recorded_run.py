@@ -72,7 +72,7 @@ _HERE = _RecordedRun()
 
 def add_leaf_arguments(arguments: Sequence[torch.Tensor]) -> None:
     """Tell the run of this thread, if there is one, which arguments its function gets."""
-    if _HERE.run is not None and not inside_functorch():  # which refuses what the mode implements
+    if _HERE.run is not None:
         _HERE.run.arguments.add(arguments)
 
 
