@@ -162,6 +162,7 @@ from ._torch_eager import (
     is_shared,
     node_names,
     replace_memory,
+    requiring_gradient,
     run_backward,
     storage_of,
 )

@@ -112,6 +112,12 @@ def is_graph_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 
 
+def requiring_gradient(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that require a gradient, past the modes that record the question."""
+    with torch._C.DisableTorchFunction():
+        return [tensor for tensor in tensors if tensor.requires_grad]
+
+
 def add_gradient_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     """Return the handle of ``tensor.register_hook(hook)``, past the modes that record hooks. Tried on torch 2.13."""
     with torch._C.DisableTorchFunction():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import add_gradient_hook, inside_functorch
+from jtbridge._compat import add_gradient_hook, inside_functorch, requiring_gradient
 from jtbridge.errors import DifferentiationError
 
 from .inner_autograd import runs_backward
@@ -33,7 +33,7 @@ class LeafArguments:
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
         """Add the tensors that require a gradient, outside of torch.vmap, which refuses what this class implements."""
         if not inside_functorch():
-            self._tensors += [tensor for tensor in tensors if tensor.requires_grad]
+            self._tensors += requiring_gradient(tensors)
 
     def gradient(self, tensor: torch.Tensor, *owner: Any) -> torch.Tensor | None:
         """Return ``tensor.grad``."""
@@ -70,8 +70,7 @@ class LeafArguments:
         """Store the gradients that a call of backward inside the block computes."""
         handles = [
             add_gradient_hook(tensor, functools.partial(self._accumulate, tensor))
-            for tensor in self._tensors
-            if tensor.requires_grad
+            for tensor in requiring_gradient(self._tensors)
         ]
         try:
             yield
