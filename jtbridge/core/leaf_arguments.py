@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import add_gradient_hook, inside_functorch, requiring_gradient
+from jtbridge._compat import add_gradient_hook, inside_functorch, is_graph_leaf, requiring_gradient
 from jtbridge.errors import DifferentiationError
 
 from .inner_autograd import runs_backward
@@ -26,6 +26,7 @@ class LeafArguments:
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
         self._gradients: dict[int, torch.Tensor] = {}  # by the ids of the tensors
+        self._detached: set[int] = set()  # the ids of tensors that were not leaves and stopped requiring a gradient
 
     def __contains__(self, tensor: object) -> bool:
         return any(tensor is known for known in self._tensors)
@@ -48,13 +49,16 @@ class LeafArguments:
 
     def set_requires_grad(self, tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         """Set ``tensor.requires_grad``. With False, the derivative by the argument is zero from here on."""
-        if requires_grad and not tensor.requires_grad:
+        if requires_grad and id(tensor) in self._detached:
             raise DifferentiationError(
-                "The function switches `requires_grad` of an argument off and on again, which an eager derivative "
-                "cannot follow. Use `x.detach()` where no gradient is wanted, or take the derivative under `jax.jit`."
+                "The function sets `requires_grad` of an argument to False and then to True, so that only a part of "
+                "its operations have a derivative by the argument. Use `x.detach()` where no gradient is wanted."
             )
+        if is_graph_leaf(tensor):
+            return tensor.requires_grad_(requires_grad)
         if not requires_grad:
             tensor.detach_()
+            self._detached.add(id(tensor))
         return tensor
 
     def answer_to(self, func: Callable[..., Any], args: Sequence[Any]) -> bool:

@@ -150,9 +150,9 @@ class MadeState:
     def __iter__(self) -> Iterator[MadeTensor]:
         return iter(self._made.values())
 
-    def of(self, names: Collection[str]) -> tuple[MadeTensor, ...]:
-        """Return where the tensors of some names are."""
-        return tuple(one for one in self if one.name in names)
+    def of(self, *groups: Collection[str]) -> tuple[MadeTensor, ...]:
+        """Return where the tensors are whose names are in one of some groups of names."""
+        return tuple(one for one in self if any(one.name in names for names in groups))
 
     def add(self, module: str, made: Sequence[MadeTensor]) -> None:
         """Add what a call stored.

@@ -320,7 +320,7 @@ class JaxModule:
         run = Run(self._module, self._options["purity"])
 
         def call(params: Any, state: Any, *args: Any, train: bool | None = False, **kwargs: Any) -> Any:
-            return run(params, state, args, kwargs, method, train, self._made.of({*params, *state}))[:2]
+            return run(params, state, args, kwargs, method, train, self._made.of(params, state))[:2]
 
         call.__name__ = name
         return wrap(call, **{**self._options, "batched": ()})
@@ -341,7 +341,7 @@ class JaxModule:
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
         in_parts = bool(jax.sharding.get_abstract_mesh().manual_axes)  # inside `shard_map`
-        known = self._made.of({*params, *state})
+        known = self._made.of(params, state)
         (out, changed, made), written = self._wrapped(
             params, state, args, kwargs, method, train, known, in_parts, **key
         )
