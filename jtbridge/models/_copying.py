@@ -43,11 +43,13 @@ class Stale:
         dropped: the names of attributes with such a tensor that are None in the copy, and the keys of dicts that the
             copy does not have.
         in_objects: tensors in copied objects of other classes than containers and modules. The copy has the same ones.
+        objects: the copies of these objects, by the ids of the originals.
     """
 
     copied: list[torch.Tensor] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
     in_objects: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    objects: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
 def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale: Stale) -> Any:
@@ -162,7 +164,7 @@ class _Copier:
         if isinstance(value, tuple):  # of a subclass, such as a named tuple
             items = [self.value(item) for item in items_of(value)]
             return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
-        self._remember(value, found)
+        self._stale.objects[id(value)] = self._remember(value, found)
         copies_itself = hasattr(type(value), "__copy__")  # `__copy__` may leave out caches
         for key, attribute in attributes_and_slots(found if copies_itself else value).items():
             object.__setattr__(found, key, self.value(attribute))

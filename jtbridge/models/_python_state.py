@@ -31,7 +31,10 @@ Change = tuple[str, Any, Any]
 
 
 def python_changes(
-    original: torch.nn.Module, copy: torch.nn.Module, replaced: Mapping[int, torch.Tensor]
+    original: torch.nn.Module,
+    copy: torch.nn.Module,
+    replaced: Mapping[int, torch.Tensor],
+    objects: Mapping[int, Any],
 ) -> Iterator[Change]:
     """Yield the Python values that differ between a module and the copy that a call ran: name, before and after.
 
@@ -45,8 +48,10 @@ def python_changes(
     Args:
         original, copy: the module and its copy.
         replaced: the tensors of the copy by the ids of the module's tensors.
+        objects: copies of objects by the ids of the originals. An object that the call made in place of one is not
+            compared by its tensors: the next call makes it again.
     """
-    yield from _ModuleComparison(replaced).modules("", original, copy)
+    yield from _ModuleComparison(replaced, objects).modules("", original, copy)
 
 
 def _is_installed_anew(hook: Any) -> bool:
@@ -74,8 +79,9 @@ _ASKING = {"getattr", "hasattr", "__dict__", "vars"}
 class _ModuleComparison:
     """Comparison of a module with its copy; each object is compared once."""
 
-    def __init__(self, replaced: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, replaced: Mapping[int, torch.Tensor], objects: Mapping[int, Any]) -> None:
         self._replaced = replaced
+        self._objects = objects
         self._seen: dict[int, Any] = {}  # the objects of the original, by their ids
 
     def modules(self, name: str, original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
@@ -113,7 +119,7 @@ class _ModuleComparison:
         if after is before or depth > _DEPTH:
             return
         if _is_tensor(before) or _is_tensor(after):
-            if not named and after is not self._replaced.get(id(before)):
+            if not named and after is not self._replaced.get(id(before)) and not _is_computed(before):
                 yield name, _tensor_text(before), _tensor_text(after)
         elif isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
             yield from self._values(name, before(), after(), depth + 1, named)
@@ -149,12 +155,18 @@ class _ModuleComparison:
         elif type(before) is type(after):
             if self._is_new(before):
                 old, new = attributes_and_slots(before), attributes_and_slots(after)
+                is_new = self._objects.get(id(before)) is not after
                 for key in {**old, **new}:
                     yield from self._values(
-                        f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1, named=False
+                        f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1, named=is_new
                     )
         elif before is not None and before is not _MISSING:
             yield name, before, after
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether an earlier call computed a tensor from the module's own parameters. No call may read it."""
+    return _is_tensor(value) and value.grad_fn is not None
 
 
 def _tensor_text(value: Any) -> Any:

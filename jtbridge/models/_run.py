@@ -118,7 +118,7 @@ class Run:
                     raise requires_grad_error(self.__name__, name)
         self._check_memory(memory, given)
         replaced = {id(entry.tensor): tensors[name] for name, entry in found.items()}
-        self._check_attributes(module, train, replaced)
+        self._check_attributes(module, train, replaced, stale)
         after = entries(module, computed=True, ties=ties_after)
         refuse_new_ties(self.__name__, self.module, ties, ties_after)
         refuse_new_overlaps(self.__name__, after, {**given, **tensors})
@@ -211,7 +211,7 @@ class Run:
                 )
 
     def _check_attributes(
-        self, module: torch.nn.Module, train: bool | None, replaced: Mapping[int, torch.Tensor]
+        self, module: torch.nn.Module, train: bool | None, replaced: Mapping[int, torch.Tensor], stale: Stale
     ) -> None:
         """Raise or warn if a call changed a Python value in an attribute, which is not part of the state."""
         if self.purity == "allow":
@@ -220,7 +220,7 @@ class Run:
         if train is not None and any(type(part).train is not torch.nn.Module.train for part in original.modules()):
             original = copied(original, {}, Stale())
             self._set_mode(original, train)  # so that attributes that `train` sets do not count as changed
-        for name, before, after in python_changes(original, module, replaced):
+        for name, before, after in python_changes(original, module, replaced, stale.objects):
             self._report(name, before, after)
 
     def _report(self, name: str, before: Any, after: Any) -> None:

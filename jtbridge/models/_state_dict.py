@@ -131,7 +131,7 @@ def _loaded_copy(
 def _check_python_state(module: torch.nn.Module, found: Mapping[str, TensorEntry], copy: torch.nn.Module) -> None:
     """Raise if the extra state of a ``state_dict`` set Python values, which the state of a call cannot hold."""
     replaced = {id(entry.tensor): _tensor_at(copy, key) for key, entry in found.items()}
-    for name, before, after in python_changes(module, copy, replaced):
+    for name, before, after in python_changes(module, copy, replaced, {}):
         raise ModelError(
             f"The `{_EXTRA_STATE}` in the `state_dict` sets the attribute `{name}` of `{type(module).__name__}` from "
             f"{before!r} to {after!r}. It is Python state, which `params` and `state` cannot hold. Load it into the "
