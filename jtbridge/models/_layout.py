@@ -92,6 +92,7 @@ def entries(
     return found
 
 
+NARROWED = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # JAX's dtypes while x64 is off
 OF_TORCH = frozenset(vars(torch.nn.Module()))  # the attributes of every module
 
 

@@ -12,12 +12,12 @@ from jtbridge._compat import non_persistent_buffers, registered_buffers
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.errors import ModelError
 
-from ._layout import plain_attributes, shown
+from ._layout import NARROWED, plain_attributes, shown
 
 _PART, _ATTRIBUTE, _BUFFER, _UNSAVED_BUFFER = "part", "attribute", "buffer", "buffer that is not saved"
 _DEPTH = 4
 # The dtype of a tensor after conversion to JAX and back, while x64 is off.
-_AFTER_CONVERSION = {torch.float64: torch.float32, torch.complex128: torch.complex64, torch.int32: torch.int64}
+_AFTER_CONVERSION = {**NARROWED, torch.int32: torch.int64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +44,14 @@ class MadeTensor:
     dtype: torch.dtype
 
 
+Found = Iterator[tuple[str, tuple[Step, ...], torch.Tensor]]
+
+
 def made_tensors(module: torch.nn.Module, names: Collection[str]) -> tuple[MadeTensor, ...]:
     """Return where the tensors of some names are, in the order of the module's attributes and of the containers."""
     if not names:
         return ()
     return tuple(MadeTensor(name, steps, x.dtype) for name, steps, x in _of_module("", module, ()) if name in names)
-
-
-Found = Iterator[tuple[str, tuple[Step, ...], torch.Tensor]]
 
 
 def _of_module(name: str, module: torch.nn.Module, steps: tuple[Step, ...]) -> Found:

@@ -119,7 +119,7 @@ class _ModuleComparison:
         if after is before or depth > _DEPTH:
             return
         if _is_tensor(before) or _is_tensor(after):
-            if not named and after is not self._replaced.get(id(before)) and not _is_computed(before):
+            if not named and after is not self._replaced.get(id(before)) and not _is_of_earlier_call(before):
                 yield name, _tensor_text(before), _tensor_text(after)
         elif isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
             yield from self._values(name, before(), after(), depth + 1, named)
@@ -164,7 +164,7 @@ class _ModuleComparison:
             yield name, before, after
 
 
-def _is_computed(value: Any) -> bool:
+def _is_of_earlier_call(value: Any) -> bool:
     """Return whether an earlier call computed a tensor from the module's own parameters. No call may read it."""
     return _is_tensor(value) and value.grad_fn is not None
 

@@ -29,14 +29,13 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
-from ._layout import TensorEntry, entries, locate, refuse_own_class, shown
+from ._layout import NARROWED, TensorEntry, entries, locate, refuse_own_class, shown
 from ._made_state import MadeTensor, made_tensors, place_made
 from ._own_tensors import RefuseOwnTensors, requires_grad_error
 from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 _MISSING = object()
-_NARROWED = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # JAX's dtypes while x64 is off
 # Such a layer is often one of a library, whose code a user cannot change.
 _FIRST_CALL = (
     "If only the first call does so, because a layer initializes itself from data or fills a cache, call the "
@@ -369,7 +368,7 @@ def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
 
 def _may_have_changed(entry: TensorEntry) -> bool:
     """Return whether a call may have written to a converted tensor: torch does not count all writes."""
-    return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in (*_NARROWED, torch.int32)
+    return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in (*NARROWED, torch.int32)
 
 
 def _in_torch_dtype(tensor: torch.Tensor, own: torch.dtype) -> torch.Tensor:
@@ -379,5 +378,5 @@ def _in_torch_dtype(tensor: torch.Tensor, own: torch.dtype) -> torch.Tensor:
     """
     if tensor.dtype is torch.int64 and own is torch.int32:
         return tensor.to(own)
-    narrowed = not jax.config.jax_enable_x64 and _NARROWED.get(own) is tensor.dtype  # type: ignore[attr-defined]
+    narrowed = not jax.config.jax_enable_x64 and NARROWED.get(own) is tensor.dtype  # type: ignore[attr-defined]
     return tensor.to(own) if narrowed else tensor

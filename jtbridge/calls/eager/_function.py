@@ -41,11 +41,7 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
 from jtbridge.errors import DataDependentShapeError, DeviceError, DifferentiationError, OutputMismatchError
-from jtbridge.transforms import (
-    Jvp,
-    Vjp,
-    Vmap,
-)
+from jtbridge.transforms import Jvp, Vjp, Vmap
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import MAX_COPIED_BYTES

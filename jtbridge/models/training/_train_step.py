@@ -207,8 +207,8 @@ class TrainStep:
         self, params: Arrays, state: Arrays, key: Any, batch: Any
     ) -> tuple[Arrays, Arrays, dict[str, Any]]:
         kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
-        # A loop copies its carry. No call writes to a parameter, so the carry holds the buffers; and, in a second
-        # attempt, the frozen parameters to which the loss assigns, such as those of a teacher.
+        # The loop copies its carry, so the carry holds only the tensors that a microbatch may change. In the first
+        # attempt these are the buffers. If the loss assigns to frozen parameters, a second attempt adds them.
         buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
         try:
             return self._accumulated_over(params, state, buffers, key, batch)
