@@ -14,6 +14,7 @@ from ._partition import Split
 from ._probe import check_differentiable, probe_vmap
 from ._request import TraceRequest, Trial
 from ._trace import examples, trace_on
+from ._unused_results import without_cotangents
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
 from .modes.exceptions import refuse_higher_order

@@ -73,6 +73,7 @@ class TraceCache:
             whether choices may have been tuned.
         compiled: compiled programs of eager calls, see `run_now`.
         splits: the results of `split`.
+        cut_backwards: the results of `without_cotangents`, by backward and inputs.
         probed: the batches that `probe_vmap` has examined.
         sequential: the batches that torch.vmap cannot run.
         checked_graphs: the differentiated inputs whose autograd graph was examined.
@@ -89,6 +90,7 @@ class TraceCache:
     )
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    cut_backwards: dict[Any, Any] = dataclasses.field(default_factory=dict)
     probed: set[TorchFunction] = dataclasses.field(default_factory=set)
     sequential: set[TorchFunction] = dataclasses.field(default_factory=set)
     checked_graphs: set[tuple[int, ...]] = dataclasses.field(default_factory=set)

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
+from jtbridge.capture import without_cotangents
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, sharded_like, to_front, with_sharded_rows
 from jtbridge.transforms import Vmap, of_results
@@ -48,10 +49,16 @@ def _transpose(
     x, residuals, linear = args[:inputs], args[inputs : inputs + saved], args[inputs + saved :]
     if all(type(ct) is ad.Zero for ct in cotangents):
         return [None] * (inputs + saved) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
-    ct = [ad.instantiate_zeros(c) for c in cotangents]
-    if backward is None:  # unused results are left out: their gradients are None in torch, not zeros
-        used = [i for i, c in enumerate(cotangents) if type(c) is not ad.Zero]
-        grads = torch_call(*x, *(ct[i] for i in used), fn=of_results(transpose, used), backend=backend)
+    # Unused results are left out: their gradients are None in torch, not zeros.
+    used = [i for i, c in enumerate(cotangents) if type(c) is not ad.Zero]
+    ct = [cotangents[i] for i in used]
+    if len(used) < len(cotangents):
+        transpose = of_results(transpose, used)
+        backward = backward and without_cotangents(backward, used, len(cotangents))
+        if isinstance(backward, Vmap):
+            probe(backward, backend)
+    if backward is None:
+        grads = torch_call(*x, *ct, fn=transpose, backend=backend)
     else:
         grads = bind(
             torch_backward_p,

@@ -42,6 +42,7 @@ from jtbridge.transforms import (
     Vjp,
     have_nan,
     may_be_nonlinear,
+    of_results,
     refuse_nonlinear,
     without_nan,
 )
@@ -221,7 +222,11 @@ def _linear_transpose(
     x, token, linear = args[:count], args[count], args[count + 1 :]
     if all(is_symbolic_zero(ct) for ct in cotangents):
         return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
-    ct = [ad.instantiate_zeros(c) for c in cotangents]
+    # Unused results are left out: their gradients are None in torch, not zeros.
+    used = [i for i, c in enumerate(cotangents) if not is_symbolic_zero(c)]
+    ct = [cotangents[i] for i in used]
+    if len(used) < len(cotangents):
+        transpose = of_results(transpose, used)
     if current_context() is Context.STAGED:
         grads = bound_in_program(transpose, [*x, *ct])
     else:
