@@ -22,15 +22,13 @@ from ._graph_function import GraphFunction, ready_to_run
 from ._partition import outputs_of
 
 _aten = torch.ops.aten
-# Operators that are zero if one of these arguments is zero, by position. Views and the backwards of torch's operators
-# are added by their schemas.
+# Operators that are zero if one of these arguments is zero, by position. `_stays_zero` knows others.
 _LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((_aten.mul, _aten.mm, _aten.bmm, _aten.matmul, _aten.mv, _aten.dot), (0, 1)),
     **dict.fromkeys((_aten.neg, _aten.div, _aten.sum, _aten.mean, _aten.cumsum, _aten.tril, _aten.triu), (0,)),
-    **dict.fromkeys((_aten.clone, _aten._to_copy, _aten.conj_physical, _aten.repeat, _aten.constant_pad_nd), (0,)),
+    **dict.fromkeys((_aten.clone, _aten._to_copy, _aten.conj_physical, _aten.repeat), (0,)),
     **dict.fromkeys((_aten.reshape, _aten._unsafe_view, _aten.flip, _aten.roll, _aten.diag_embed), (0,)),
     **dict.fromkeys((_aten.index, _aten.gather, _aten.index_select), (0,)),
-    _aten.where: (1, 2),
 }
 _JOINING = (_aten.cat, _aten.stack)
 
@@ -107,19 +105,34 @@ def _stays_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
         return False
     at = [i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and arg in zeros]
     others = zeros.intersection(node.all_input_nodes).difference(node.args[i] for i in at)
-    names = [schema.arguments[i].name for i in at]
     if others:  # in a list, or given by name
         return node.target.overloadpacket in _JOINING
+    names = [schema.arguments[i].name for i in at]
     if at == [0] and returns_view(node.target):
         return True
-    if "_backward" in schema.name and all(name.startswith("grad") for name in names):
+    if schema.name.startswith("aten::") and "_backward" in schema.name and all(x.startswith("grad") for x in names):
         return True
     packet = node.target.overloadpacket
     if packet in (_aten.add, _aten.sub):
         return at == [0, 1]
-    if packet is _aten.masked_fill:
-        return bool(at == [0] and node.args[2] == 0)
+    if packet is _aten.where:
+        return at == [1, 2] or (at in ([1], [2]) and _makes_zeros(node.args[3 - at[0]]))
+    if packet in (_aten.masked_fill, _aten.constant_pad_nd):
+        return at == [0] and _makes_zeros(node.args[2] if len(node.args) > 2 else 0)
     return set(at) <= set(_LINEAR.get(packet, ()))
+
+
+def _makes_zeros(value: Any) -> bool:
+    """Return whether an argument of an operator is the number 0, or a node that makes zeros."""
+    if not isinstance(value, fx.Node):
+        return type(value) in (int, float, bool) and value == 0
+    if value.op == "get_attr":
+        constant = getattr(value.graph.owning_module, str(value.target))
+        return isinstance(constant, torch.Tensor) and constant.numel() == 1 and not constant.any()
+    packet = getattr(value.target, "overloadpacket", None)
+    if packet in (_aten.full, _aten.full_like, _aten.new_full, _aten.scalar_tensor):
+        return _makes_zeros(value.args[packet is not _aten.scalar_tensor])
+    return packet in (_aten.zeros, _aten.zeros_like, _aten.new_zeros)
 
 
 def _leave_out(node: fx.Node, zeros: set[fx.Node]) -> None:
