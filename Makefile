@@ -79,7 +79,7 @@ long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_p
 	$(addprefix tests/transforms/,test_vmap_indices.py test_derivatives_of_batches.py test_complex.py \
 	test_residuals.py test_hessian.py test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_told.py test_vmap_dtypes.py \
 	test_vmap_of_grad.py test_grad_of_vmap.py test_results.py test_linearize.py test_eager_replacements.py \
-	test_unused_results.py test_nonlinear_backwards.py test_missing_derivatives.py test_jacobians.py test_explicit_mesh.py test_attention.py)
+	test_unused_results.py test_determinant.py test_nonlinear_backwards.py test_missing_derivatives.py test_jacobians.py test_explicit_mesh.py test_attention.py)
 # The assemblers of CUDA 12 and 13 that XLA uses.
 assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
 gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py tests/test_uses_of_a_gpu.py

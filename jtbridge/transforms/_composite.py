@@ -4,7 +4,8 @@ Torch's fused normalisations save the mean and the deviation of the forward. Whe
 than once, or is differentiated under torch.vmap, torch treats the saved values as constants, and the result is silently
 wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
 same values). For `cdist` and attention torch has a gradient only: no second derivative, and no forward mode. The second
-derivative of `logcumsumexp` is NaN wherever its cotangent is 0.
+derivative of `logcumsumexp` is NaN wherever its cotangent is 0. In a trace and under torch.vmap, that of `det` is NaN
+where singular values are equal, as those of a rotation are.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ReplacementMode(TorchFunctionMode):
 # The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
-    *("_cdist_forward", "logcumsumexp", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_cdist_forward", "logcumsumexp", "linalg_det", "_scaled_dot_product_flash_attention_for_cpu"),
 )
 
 
@@ -193,6 +194,36 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     return sums.movedim(0, dim).to(input.dtype)
 
 
+def _det(input: torch.Tensor) -> torch.Tensor:
+    """Compute a determinant: of up to three rows by its polynomial, else by `slogdet`, or by singular values.
+
+    Singular values are for a singular matrix, where `slogdet` has no derivative. They must differ from each other. Of a
+    complex singular matrix the derivative is 0, as torch's gradient is.
+    """
+    size = input.shape[-1]
+    if size == 1:
+        return input[..., 0, 0]
+    if size == 2:
+        return input[..., 0, 0] * input[..., 1, 1] - input[..., 0, 1] * input[..., 1, 0]
+    if size == 3:
+        first, second, third = input.unbind(-2)
+        return (first * torch.linalg.cross(second, third)).sum(-1)
+    if size == 0:
+        return torch.linalg.det(input)
+    det = torch.linalg.det(input.detach())
+    is_singular = det.abs() < 100 * torch.finfo(input.dtype).eps  # torch's own limit
+    # Each of the two ways gets a matrix for which its derivatives are finite where the other way is chosen.
+    regular = torch.where(is_singular[..., None, None], torch.eye(size, dtype=input.dtype, device=input.device), input)
+    apart = torch.diag(1 + torch.arange(size, device=input.device) / size**2).to(input.dtype)
+    sign, log = torch.linalg.slogdet(regular)
+    relative = sign * sign.detach().conj() * (log - log.detach()).exp()  # 1, with the derivatives
+    if input.is_complex():  # torch does not differentiate these singular vectors, whose phases are arbitrary
+        return torch.where(is_singular, det, det * relative)
+    u, values, vh = torch.linalg.svd(torch.where(is_singular[..., None, None], input, apart))
+    of_singular = torch.linalg.slogdet(u)[0] * torch.linalg.slogdet(vh)[0] * values.prod(-1)
+    return torch.where(is_singular, of_singular, det * relative)
+
+
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -244,6 +275,9 @@ COMPOSITE = {
     torch.cdist: _cdist,
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
+    torch.det: _det,
+    torch.Tensor.det: _det,
+    torch.linalg.det: lambda A, *, out=None: torch.linalg.det(A, out=out) if out is not None else _det(A),
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
 }

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, has_wrong_batching_rule, innermost
+from jtbridge._compat import (
+    FakeTensor,
+    detached_backwards,
+    has_lost_gradient,
+    has_wrong_batching_rule,
+    innermost,
+    inside_functorch,
+    node_names,
+)
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
@@ -126,14 +134,20 @@ def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
     )
 
 
-def refuse_wrong_batches(tensors: Sequence[torch.Tensor]) -> None:
+def refuse_wrong_batches(tensors: Sequence[torch.Tensor], *, again: bool = False) -> None:
     """Raise if torch.vmap is running, and would differentiate the graph of some tensors wrongly.
+
+    Args:
+        tensors: the results whose graph is differentiated.
+        again: whether the gradients will be differentiated too.
 
     Raises:
         NotImplementedError: the caller must differentiate the rows one after another.
     """
     if has_wrong_batching_rule(tensors):
         raise NotImplementedError("torch.vmap is wrong for the gradient of `cdist` of the same points in each row")
+    if again and inside_functorch() and "LinalgDetBackward0" in node_names(tensors):
+        raise NotImplementedError("torch.vmap is wrong for the second derivative of `det` at equal singular values")
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

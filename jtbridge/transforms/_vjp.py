@@ -20,11 +20,12 @@ from jtbridge._compat import (
     run_backward,
 )
 from jtbridge.core import random_numbers
-from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.array_types import ArrayType, Tensors, is_dense, kind_of_layout
 from jtbridge.core.loans import lent
 from jtbridge.core.nested_calls import setting_inside
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.second_gradients import as_variable
+from jtbridge.errors import DifferentiationError
 from jtbridge.triton import intercepted_launches
 
 from ._batch_statistics import WITH_DIFFERENTIABLE_STATISTICS, is_refusal
@@ -140,7 +141,7 @@ class Vjp(Derived):
             refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
         # A lazy zero is left out of the sum: it changes nothing, and may be on another device.
         found = [
-            [dense_gradient(part) for part in parts if part is not None and not is_zero(part)]
+            [dense_gradient(self.base.name, part) for part in parts if part is not None and not is_zero(part)]
             for parts in zip(grads, extra, strict=True)
         ]
         return tuple(
@@ -180,8 +181,10 @@ class Vjp(Derived):
         pullback = torch.func.vjp(with_gradients, *(primals[i] for i in self.wrt))[1]
         with self._seeded_again(primals):
             if may_not_be_linear:
-                return linear_gradients(self.base.name, cotangents, lambda cts: pullback(tuple(cts)))  # type: ignore[return-value]
-            return pullback(tuple(cotangents))
+                grads = linear_gradients(self.base.name, cotangents, lambda cts: pullback(tuple(cts)))
+            else:
+                grads = pullback(tuple(cotangents))
+        return tuple(dense_gradient(self.base.name, grad) for grad in grads)  # type: ignore[arg-type]
 
     def _seeded_again(self, primals: Tensors) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a backward draws from the key of the call, not from generators of the process."""
@@ -189,6 +192,22 @@ class Vjp(Derived):
         return contextlib.nullcontext() if position is None else random_numbers.seeded_again(primals[position])
 
 
-def dense_gradient(grad: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as a dense tensor, as JAX needs it: embeddings with ``sparse=True`` have sparse gradients."""
-    return grad if grad.layout is torch.strided else grad.to_dense()
+def dense_gradient(name: str, grad: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a dense tensor, as JAX needs it.
+
+    Embeddings with ``sparse=True`` have sparse gradients, and a `MaskedTensor` has one: 0 where it has no value.
+
+    Raises:
+        DifferentiationError: the gradient is of another class of tensors with operators of its own.
+    """
+    if is_dense(grad):
+        return grad
+    if grad.layout is not torch.strided:
+        return grad.to_dense()
+    if isinstance(grad, torch.masked.MaskedTensor):
+        return grad.to_tensor(0)
+    kind, _ = kind_of_layout(grad)
+    raise DifferentiationError(
+        f"A gradient of `{name}` {kind}, which JAX does not have. Return a plain tensor from the backward or the "
+        "hook that makes it; or, if no gradient is wanted, apply `jax.lax.stop_gradient` to the arguments of the call."
+    )

@@ -166,7 +166,7 @@ class AutogradGraph:
         refuse_lost_gradients(of.base.name, outputs)
 
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-            refuse_wrong_batches(outputs)
+            refuse_wrong_batches(outputs, again=create_graph)
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
             # A backward may draw, and launch Triton kernels.
@@ -179,7 +179,7 @@ class AutogradGraph:
                     raise
                 if create_graph:
                     refuse_lost_gradients(of.base.name, [grad for grad in found if grad is not None])
-            return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
+            return [_sum_of(of.base.name, grad, other) for grad, other in zip(found, extra, strict=True)]
 
         cts = [ct for _, ct in pairs]
         if not pairs:
@@ -210,9 +210,9 @@ def _add_note_of_changes(error: RuntimeError, name: str) -> None:
         )
 
 
-def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the sum of the gradients that are not None, as a dense tensor. Embeddings may have sparse gradients."""
-    found = [dense_gradient(grad) for grad in gradients if grad is not None]
+def _sum_of(name: str, *gradients: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the sum of the gradients of the function `name` that are not None, as a dense tensor."""
+    found = [dense_gradient(name, grad) for grad in gradients if grad is not None]
     return sum(found[1:], found[0]) if found else None
 
 
