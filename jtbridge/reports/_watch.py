@@ -21,7 +21,9 @@ from jtbridge._compat import DispatchMode, storage_id
 from jtbridge.capture import draws, refuse_higher_order
 from jtbridge.core import random_numbers
 from jtbridge.core.definitions import module_of
+from jtbridge.core.profilers import profiled
 from jtbridge.core.writes import AS_NUMPY, written_tensors
+from jtbridge.errors import JtbridgeError
 from jtbridge.state import Change, ReachableState, WrittenValues, of_library
 
 _TENSOR_REMEDY = (
@@ -52,13 +54,18 @@ class Watch:
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[None]:
-        """Record each call inside the block."""
-        outer = sys.getprofile()
-        sys.setprofile(self._see)
-        try:
+        """Record each call inside the block.
+
+        Raises:
+            JtbridgeError: a profiler runs that would not go on afterwards.
+        """
+        with profiled(self._see) as is_seen:
+            if not is_seen:
+                raise JtbridgeError(
+                    f"`jtbridge.purity` needs the profiler of this thread, which a `{type(sys.getprofile()).__name__}` "
+                    "has: leave `torch.profiler` with `with_stack=True` before the call."
+                )
             yield
-        finally:
-            sys.setprofile(outer)
 
     @contextlib.contextmanager
     def lines_of(self, *parts: ReachableState) -> Iterator[None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, TypeVar
 
+from jtbridge.core.profilers import profiled
 from jtbridge.core.signals import raise_if_from_signal
 from jtbridge.errors import RandomnessError
 
@@ -57,18 +57,16 @@ class GlobalDraws:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Record the draws inside the block, and afterwards restore the generators to the states before them."""
-        outer = sys.getprofile()
-
-        def profile(frame: Any, event: str, arg: Any) -> None:
-            if outer is not None:
-                outer(frame, event, arg)  # type: ignore[arg-type]
-            self._see(frame, event, arg)
-
-        sys.setprofile(profile)
+        python, numpy = random.getstate(), _numpy_state()
+        is_seen = True
         try:
-            yield
+            try:
+                with profiled(self._see) as is_seen:
+                    yield
+            finally:
+                if not is_seen:
+                    self._compare(python, numpy)
         finally:
-            sys.setprofile(outer)
             if self._python is not None:
                 random.setstate(self._python)
             if self._numpy is not None:
@@ -129,10 +127,20 @@ class GlobalDraws:
         if known[1]:
             self._stretch = running, _numpy_state()
 
+    def _compare(self, python: Any, numpy: dict[str, Any]) -> None:
+        """Record draws by the states of the generators before the block, where a profiler hides the calls."""
+        if random.getstate() != python:
+            self._python = python
+            self._note("Python", None)
+        if not same(numpy, _numpy_state()):
+            self._numpy = numpy
+            self._note("NumPy", None)
+
     def _note(self, source: str, frame: Any) -> None:
-        while frame.f_globals.get("__name__") == "random":
+        while frame is not None and frame.f_globals.get("__name__") == "random":
             frame = frame.f_back
-        self.lines.setdefault(source, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        line = "a profiler hides the line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.lines.setdefault(source, line)
         if self._refusing:
             raise RandomnessError(self.message)
 
