@@ -155,7 +155,7 @@ def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
     torch_dtype(array.dtype, "an array")
     devices = array.sharding.device_set
     platform = next(iter(devices)).platform
-    if not array.is_fully_addressable:
+    if not array.is_fully_addressable and not array.is_fully_replicated:
         raise DeviceError(
             "An array has parts on devices of other processes, which torch cannot use in this one. Gather it first, on "
             "every process: `jax.experimental.multihost_utils.process_allgather(x, tiled=True)`."

@@ -224,6 +224,10 @@ def with_sharding(value: Any, sharding: NamedSharding) -> jax.Array:
     """Return a JAX array with a sharding; only the part of each device is converted and copied to it."""
     if isinstance(value, Tracer):
         return jax.lax.with_sharding_constraint(value, sharding)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        # JAX cannot put typed keys on devices of other processes, but their numbers.
+        numbers = with_sharding(jax.random.key_data(value), sharding)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(value))
     if isinstance(value, jax.Array) and (jax.process_count() == 1 or not value.is_fully_addressable):
         return jax.device_put(value, sharding)
     whole = value if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -50,9 +50,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import torch
 import jtbridge
 
+sgd = optax.sgd(1e-3)
 jax.config.update("jax_num_cpu_devices", 4)
 folder, address, process = sys.argv[1:]
 jax.distributed.initialize(address, num_processes=2, process_id=int(process))
@@ -75,6 +77,21 @@ program = jax.jit(lambda x: jnp.cos(called(x)).sum()).lower(whole).compile()
 assert "all-gather" not in program.as_text()
 print("called", program(whole))
 
+# An ordinary key, which is on one device of each process, goes to all devices.
+step = jtbridge.train_step(net, lambda model, x: (model(x) ** 2).sum(), sgd)
+for rules in ("fsdp", "replicated"):
+    train = step.init(jax.random.key(0), *net.load_safetensors(folder, mesh=mesh, rules=rules))
+    losses = []
+    for _ in range(2):
+        train, metrics = step(train, whole)
+        losses.append(metrics["loss"].item())
+    print("losses", rules, *losses)
+weights = net.state_dict(train.params, train.state)  # replicated: each process has them whole
+assert torch.equal(weights["weight"], torch.from_numpy(np.asarray(train.params["weight"])))
+placed = jtbridge.shard({"key": jax.random.key(3)}, mesh, "replicated")["key"]
+assert placed.sharding.is_fully_replicated
+assert len(placed.sharding.device_set) == 8
+
 try:
     net.state_dict(params, state)
 except jtbridge.errors.DeviceError as error:
@@ -95,7 +112,11 @@ def test_processes_read_their_parts_and_call_torch_with_their_rows(tmp_path):
     net = jtbridge.module(model)
     net.save_safetensors(tmp_path / "model.safetensors", *net.init())
     x = np.arange(256, dtype=np.float32).reshape(16, 16) / 256
-    expected = (model(torch.tensor(x)) ** 2).sum().item()
+    loss = (model(torch.tensor(x)) ** 2).sum()
+    loss.backward()
+    expected = loss.item()
+    torch.optim.SGD(model.parameters(), 1e-3).step()
+    after_one_step = (model(torch.tensor(x)) ** 2).sum().item()
 
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -113,6 +134,9 @@ def test_processes_read_their_parts_and_call_torch_with_their_rows(tmp_path):
             assert process.returncode == 0, errors[-3000:]
             values = re.search(r"^values (\S+) (\S+)$", out, re.MULTILINE)
             called = re.search(r"^called (\S+)$", out, re.MULTILINE)
+            losses = re.findall(r"^losses \S+ (\S+) (\S+)$", out, re.MULTILINE)
+            assert len(losses) == 2
+            np.testing.assert_allclose(np.array(losses, float), [[expected, after_one_step]] * 2, rtol=1e-5)
             assert values
             assert called
             assert "refused True" in out

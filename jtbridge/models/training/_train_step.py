@@ -21,6 +21,7 @@ from jtbridge.errors import ArgumentError
 from jtbridge.models._layout import entries
 from jtbridge.models._module import Arrays, JaxModule
 from jtbridge.models._optimizer_states import name_of, spec_of_state
+from jtbridge.models._sharding import with_sharding
 from jtbridge.models._whole_numbers import as_whole_number
 
 from ._bound_model import BoundModel
@@ -429,7 +430,7 @@ def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
         parameter, spec = placed.get(name_of(path)), PartitionSpec()
         if parameter is not None:
             spec = spec_of_state(parameter.sharding.spec, parameter.shape, jnp.shape(leaf))
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
+        return with_sharding(leaf, NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(on_mesh, train)
 
