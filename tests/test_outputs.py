@@ -274,3 +274,10 @@ def test_packed_sequences(program: Callable, backend: str):
     assert (padded.shape, counts.tolist()) == ((5, 2, 2), [3, 5])
     slope = program(jax.grad(lambda row: (jtbridge.wrap(pack, backend=backend)(row, rows[1]).data ** 2).sum()))(rows[0])
     np.testing.assert_allclose(slope, 2 * rows[0])
+
+
+def test_object_with_tensors_that_jax_does_not_know():
+    f = jtbridge.wrap(lambda x: torch.distributions.Normal(x, 1.0))
+    assert isinstance(f(jnp.ones(3)), torch.distributions.Normal)
+    with pytest.raises(OutputMismatchError, match="of the type `Normal`, which JAX does not know"):
+        jax.jit(lambda x: f(x).loc)(jnp.ones(3))

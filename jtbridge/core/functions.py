@@ -325,10 +325,7 @@ class TracedFunction(TorchFunction):
                     f"`{self.name}` returned an array that it made with JAX while JAX traced it: {leaf!r}. Make it "
                     "with torch, or call the JAX function through `jtbridge.to_torch_function`."
                 )
-            raise OutputMismatchError(
-                f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
-                "Return it as a tensor if it depends on the values of the arguments."
-            )
+            raise _other_constant_error(self.name, leaf, static)
         return [as_tensor(leaves[i]) for i in expected.array_positions]
 
     def _checked(self, i: int, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -361,3 +358,17 @@ class TracedFunction(TorchFunction):
                 "arguments. Correct `output_shapes=`, or make the dtype depend on the dtypes of the arguments alone."
             )
         return tensor.to(wanted)
+
+
+def _other_constant_error(name: str, now: Any, traced: Any) -> OutputMismatchError:
+    """Return the error for a result that is a constant of the program, and is another object than in the trace."""
+    if repr(now) == repr(traced):
+        return OutputMismatchError(
+            f"`{name}` returned {now!r}, of the type `{type(now).__name__}`, which JAX does not know. In a JAX program "
+            "it would be a constant, but each trace makes another one. Return its tensors in a dict, a list or a "
+            "tuple, or register the type as a pytree node with JAX."
+        )
+    return OutputMismatchError(
+        f"`{name}` returned {now!r} where it returned {traced!r} when it was traced. "
+        "Return it as a tensor if it depends on the values of the arguments."
+    )

@@ -26,7 +26,7 @@ def profiled(see: Event) -> Iterator[bool]:
         yield False
         return
     try:
-        sys.setprofile(_both(outer, see) if callable(outer) else see)
+        sys.setprofile(_chained(outer, see) if callable(outer) else see)
         yield True
     finally:
         if outer is None or callable(outer):
@@ -36,7 +36,7 @@ def profiled(see: Event) -> Iterator[bool]:
             outer.enable()
 
 
-def _both(outer: Event, see: Event) -> Event:
+def _chained(outer: Event, see: Event) -> Event:
     def profile(frame: Any, event: str, arg: Any) -> None:
         outer(frame, event, arg)
         see(frame, event, arg)

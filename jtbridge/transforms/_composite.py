@@ -3,9 +3,9 @@
 Torch's fused normalisations save the mean and the deviation of the forward. When their backward is differentiated more
 than once, or is differentiated under torch.vmap, torch treats the saved values as constants, and the result is silently
 wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
-same values). For `cdist` and attention torch has a gradient only: no second derivative, and no forward mode. The second
-derivative of `logcumsumexp` is NaN wherever its cotangent is 0. In a trace and under torch.vmap, that of `det` is NaN
-where singular values are equal, as those of a rotation are.
+same values). For `cdist`, `pdist` and attention torch has a gradient only: no second derivative, and no forward mode.
+The second derivative of `logcumsumexp` is NaN wherever its cotangent is 0. In a trace and under torch.vmap, that of
+`det` is NaN where singular values are equal, as those of a rotation are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplacementMode(TorchFunctionMode):
 # The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
-    *("_cdist_forward", "logcumsumexp", "linalg_det", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_cdist_forward", "_pdist_forward", "logcumsumexp", "linalg_det", "_scaled_dot_product_flash_attention_for_cpu"),
 )
 
 
@@ -151,10 +151,18 @@ def _functional_instance_norm(
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
     del compute_mode
-    differences = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    return _distances(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def _pairwise_distance(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return _distances(input[first] - input[second], p)
+
+
+def _distances(differences: torch.Tensor, p: float) -> torch.Tensor:
     if not differences.shape[-1]:
         return differences.sum(-1)
-    # Where two points coincide, the derivatives of a norm are NaN. Torch's gradient of `cdist` is 0 there, so the
+    # Where two points coincide, the derivatives of a norm are NaN. Torch's gradient of a distance is 0 there, so the
     # higher derivatives are 0 too.
     apart = (differences != 0).any(-1)
     padded = torch.where(apart.unsqueeze(-1), differences, 1.0)
@@ -194,7 +202,7 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     return sums.movedim(0, dim).to(input.dtype)
 
 
-def _det(input: torch.Tensor) -> torch.Tensor:
+def _determinant(input: torch.Tensor) -> torch.Tensor:
     """Compute a determinant: of up to three rows by its polynomial, else by `slogdet`, or by singular values.
 
     Singular values are for a singular matrix, where `slogdet` has no derivative. They must differ from each other. Of a
@@ -273,11 +281,13 @@ COMPOSITE = {
     torch.batch_norm: in_order_of_torch(_functional_batch_norm),
     F.instance_norm: _functional_instance_norm,
     torch.cdist: _cdist,
+    torch.pdist: _pairwise_distance,
+    F.pdist: _pairwise_distance,
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
-    torch.det: _det,
-    torch.Tensor.det: _det,
-    torch.linalg.det: lambda A, *, out=None: torch.linalg.det(A, out=out) if out is not None else _det(A),
+    torch.det: _determinant,
+    torch.Tensor.det: _determinant,
+    torch.linalg.det: lambda A, *, out=None: torch.linalg.det(A, out=out) if out is not None else _determinant(A),
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
 }

@@ -120,5 +120,5 @@ def test_purity_reads_the_calls_beside_a_profiler():
     for profiler in (c_profile, python_profile):
         with profiler():
             assert "Python's global generator" in str(jtbridge.purity(draws_from_python, X))
-    with torch_profile(), pytest.raises(errors.JtbridgeError, match="leave `torch.profiler`"):
+    with torch_profile(), pytest.raises(errors.JtbridgeError, match=r"leave `torch\.profiler`"):
         jtbridge.purity(pure, X)

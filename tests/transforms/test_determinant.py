@@ -56,7 +56,7 @@ def test_second_derivative_equals_torch(matrix: str, name: str, way: str, backen
 @pytest.mark.parametrize("way", ["jit", "jit of vmap", "jit of reverse"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_second_derivative_of_a_singular_matrix(size: int, way: str, x64: None):
-    """Torch's own derivatives are zero there. These are compared with those of the polynomial, by central differences."""
+    """Torch's own derivatives are zero there. These are compared with central differences."""
     x = rotation(size) @ np.diag([0.0, *np.arange(1.0, size)]) @ rotation(size).T
     got = WAYS[way](jtbridge.wrap(lambda x: torch.det(x) ** 2))(jnp.asarray(x))
     step = 1e-5

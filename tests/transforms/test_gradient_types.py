@@ -64,7 +64,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning"),
     pytest.mark.filterwarnings("ignore:It is not recommended to create a MaskedTensor:UserWarning"),
     # No backend translates sparse tensors, and torch.vmap makes none.
-    pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning", "ignore::jtbridge.errors.CalledWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::jtbridge.errors.SequentialVmapWarning", "ignore::jtbridge.errors.CalledWarning"
+    ),
 ]
 
 

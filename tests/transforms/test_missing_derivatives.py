@@ -177,7 +177,8 @@ def test_distances_in_forward_mode_and_twice(backend, p):
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, float("inf")])
-def test_second_derivatives_of_distances_of_points_that_coincide(p: float, backend: str, x64: None):
+@pytest.mark.parametrize("pairs", [False, True], ids=["cdist", "pdist"])
+def test_second_derivatives_of_distances_of_points_that_coincide(pairs: bool, p: float, backend: str, x64: None):
     """Each point coincides with itself; two of them with each other."""
     points = np.random.default_rng(0).standard_normal((4, 3))
     points[3] = points[0]
@@ -190,7 +191,10 @@ def test_second_derivatives_of_distances_of_points_that_coincide(p: float, backe
         distances = sizes.max(-1) if p == float("inf") else (sizes**p).sum(-1) ** (1 / p)
         return jnp.sum(jnp.where(apart, jnp.sin(distances), 0.0))
 
-    f = jtbridge.wrap(lambda x: torch.cdist(x, x, p).sin().sum(), backend=backend)
+    def distances(x: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.pdist(x, p).sin().sum() if pairs else torch.cdist(x, x, p).sin().sum()
+
+    f = jtbridge.wrap(distances, backend=backend)
 
     def twice(f):
         return jax.jit(jax.grad(lambda x: (jax.grad(f)(x) * weights).sum()))(x)
