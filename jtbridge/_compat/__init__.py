@@ -148,6 +148,7 @@ from ._torch import (
     torch_batches,
     torch_pytree_node,
     triton_wrapper_class,
+    unseen_by_function_modes,
     unwrap_compiled,
     without_cached_weights,
     writes,

@@ -157,6 +157,11 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
     return not is_wrapper and not has_own_dispatch(tensor)
 
 
+def unseen_by_function_modes() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which no torch-function mode takes an access to a tensor for one by the user's code."""
+    return torch._C.DisableTorchFunction()
+
+
 @contextlib.contextmanager
 def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Let floating-point and complex tensors require a gradient inside the block, as parameters do.
@@ -164,11 +169,12 @@ def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     Inside `torch.func.vmap` torch refuses `requires_grad_`, so the flag is set on the tensor under the batched one,
     outside of `torch.func`. Tried on torch 2.13.
     """
-    leaves = [leaf for leaf in map(innermost, tensors) if not leaf.requires_grad]
+    with unseen_by_function_modes():
+        leaves = [leaf for leaf in map(innermost, tensors) if not leaf.requires_grad]
     leaves = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
 
     def set_all(value: bool) -> None:
-        with outside_functorch() if inside_functorch() else contextlib.nullcontext():
+        with outside_functorch() if inside_functorch() else contextlib.nullcontext(), unseen_by_function_modes():
             for leaf in leaves:
                 if leaf.is_leaf:
                     leaf.requires_grad_(value)

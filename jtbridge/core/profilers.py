@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Event = Callable[[Any, str, Any], None]
+Event = Callable[[Any, str, Any], object]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from jtbridge._compat import (
     registered_modules,
     registered_parameters,
     storage_id,
+    unseen_by_function_modes,
     without_cached_weights,
     write_count,
 )
@@ -80,23 +81,24 @@ class Run:
     ) -> tuple[Any, dict[str, torch.Tensor], tuple[MadeTensor, ...]]:
         ties: dict[str, str] = {}
         ties_after: dict[str, str] = {}
-        everything = entries(self.module, computed=True, ties=ties)
-        found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
-        given = {**params, **state}
-        dtypes = {name: entry.tensor.dtype for name, entry in found.items()} | {one.name: one.dtype for one in made}
-        tensors = {name: _in_torch_dtype(given[name], dtype) for name, dtype in dtypes.items() if name in given}
-        check_names(self.__name__, found, params, state)
-        if not in_parts:
-            self._check_shapes(found, tensors)
-        self._check_gradient_hooks(found)
-        for name, tensor in tensors.items():
-            if name in found and found[name].kind in ("parameter", "frozen"):
-                refuse_own_class(self.__name__, name, found[name].tensor)
-                mark_as_parameter(tensor, found[name].tensor)
-        before = {name: write_count(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
-        memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
-        stale = Stale()
-        module = bound(self.module, found, {**given, **tensors}, made, stale)
+        with unseen_by_function_modes():
+            everything = entries(self.module, computed=True, ties=ties)
+            found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
+            given = {**params, **state}
+            dtypes = {name: entry.tensor.dtype for name, entry in found.items()} | {one.name: one.dtype for one in made}
+            tensors = {name: _in_torch_dtype(given[name], dtype) for name, dtype in dtypes.items() if name in given}
+            check_names(self.__name__, found, params, state)
+            if not in_parts:
+                self._check_shapes(found, tensors)
+            self._check_gradient_hooks(found)
+            for name, tensor in tensors.items():
+                if name in found and found[name].kind in ("parameter", "frozen"):
+                    refuse_own_class(self.__name__, name, found[name].tensor)
+                    mark_as_parameter(tensor, found[name].tensor)
+            before = {name: write_count(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
+            memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
+            stale = Stale()
+            module = bound(self.module, found, {**given, **tensors}, made, stale)
         if train is not None:
             self._set_mode(module, train)
         trained = {name: tensors[name] for name in params if name in tensors}
@@ -109,27 +111,29 @@ class Run:
             if converted or stale.in_objects
             else contextlib.nullcontext(),
         ):
-            required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
+            required = _requiring_gradients(trained)
             with self._explained_errors(stale):
                 out = _bound_method(module, method)(*args, **kwargs)
+            still = _requiring_gradients(trained)
             for name in required:
-                if not innermost(trained[name]).requires_grad:
+                if name not in still:
                     raise requires_grad_error(self.__name__, name)
-        self._check_memory(memory, given)
-        replaced = {id(entry.tensor): tensors[name] for name, entry in found.items()}
-        self._check_attributes(module, train, replaced, stale)
-        after = entries(module, computed=True, ties=ties_after)
-        refuse_new_ties(self.__name__, self.module, ties, ties_after)
-        refuse_new_overlaps(self.__name__, after, {**given, **tensors})
-        changed = {
-            name: entry.tensor
-            for name, entry in after.items()
-            if entry.tensor is not tensors.get(name, given.get(name))
-            or (name in before and (write_count(entry.tensor) != before[name] or _may_have_changed(entry)))
-        }
-        self._check_changed(changed, found, params, given.keys() - after.keys())
-        self._check_new_parameters(after, found, given)
-        return out, changed, made_tensors(module, changed.keys() - found.keys())
+        with unseen_by_function_modes():
+            self._check_memory(memory, given)
+            replaced = {id(entry.tensor): tensors[name] for name, entry in found.items()}
+            self._check_attributes(module, train, replaced, stale)
+            after = entries(module, computed=True, ties=ties_after)
+            refuse_new_ties(self.__name__, self.module, ties, ties_after)
+            refuse_new_overlaps(self.__name__, after, {**given, **tensors})
+            changed = {
+                name: entry.tensor
+                for name, entry in after.items()
+                if entry.tensor is not tensors.get(name, given.get(name))
+                or (name in before and (write_count(entry.tensor) != before[name] or _may_have_changed(entry)))
+            }
+            self._check_changed(changed, found, params, given.keys() - after.keys())
+            self._check_new_parameters(after, found, given)
+            return out, changed, made_tensors(module, changed.keys() - found.keys())
 
     def _set_mode(self, module: torch.nn.Module, train: bool) -> None:
         try:
@@ -354,6 +358,12 @@ def place(module: torch.nn.Module, name: str, tensor: Any) -> None:
             holder[keys[0]] = tensor
             return
     raise _unexpected(module, name)
+
+
+def _requiring_gradients(tensors: Tensors) -> list[str]:
+    """Return the names of the tensors that require a gradient, or whose tensor inside `torch.func` does."""
+    with unseen_by_function_modes():
+        return [name for name, tensor in tensors.items() if innermost(tensor).requires_grad]
 
 
 def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
