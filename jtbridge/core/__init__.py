@@ -13,9 +13,9 @@
   on the order of elements), `forward_mode.py` (a lock of torch's forward mode), `inner_autograd.py` (calls of autograd
   inside a function), `leaf_arguments.py` (arguments with a ``.grad``), `jax_calls.py` (JAX functions that torch code
   calls), `debug.py` (JAX's debugging switches).
-- The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not interrupt), `profilers.py`,
-  `pickling.py`, `library_files.py` (which source files are the user's), `cache_folder.py` (the folder of jtbridge's
-  files).
+- The process: `fork.py` (forked processes), `process_end.py` (callbacks that run when the process ends),
+  `imports.py` (imports that Ctrl-C does not interrupt), `profilers.py`, `pickling.py`, `library_files.py` (which
+  source files are the user's), `cache_folder.py` (the folder of jtbridge's files).
 - `tuning.py`: choices that are measured on the user's machine, and the files that keep them.
 - Graphs: `node_arguments.py` (arguments of nodes), `transposed.py` (transposed matrices).
 - Derivatives: `primitive_rules.py` (helpers for the rules of primitives), `second_gradients.py`, `recurrent_cells.py`.

@@ -28,6 +28,7 @@ from jtbridge.errors import JaxCallError
 
 from .backend_names import WITHOUT_KERNELS
 from .messages import text_of
+from .process_end import CALLBACK_THREADS
 
 _RUNNING = threading.local()
 _MIN_NORMAL = sys.float_info.min
@@ -90,6 +91,8 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
         before = getattr(_RUNNING, "callback", False)
         switched = _flushes_subnormals() is not flushes
         _RUNNING.callback = True
+        if not before:
+            CALLBACK_THREADS.add(threading.get_ident())
         if switched:
             torch.set_flush_denormal(flushes)
         try:
@@ -99,6 +102,8 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
             if switched:
                 torch.set_flush_denormal(not flushes)
             _RUNNING.callback = before
+            if not before:
+                CALLBACK_THREADS.discard(threading.get_ident())
 
     return run
 

@@ -70,6 +70,21 @@ PROGRAMS = {
         """,
         "end",
     ),
+    "the process ends while another thread waits for ever in a program": (
+        """
+        def waits(x):
+            if not isinstance(x, torch._subclasses.FakeTensor) and started.is_set():
+                threading.Event().wait()
+            return x * 2
+        started = threading.Event()
+        compiled = jax.jit(jtbridge.wrap(waits, backend="dlpack")).lower(jnp.ones(4)).compile()
+        started.set()
+        threading.Thread(target=lambda: jax.block_until_ready(compiled(jnp.ones(4))), daemon=True).start()
+        time.sleep(0.5)
+        print("end")
+        """,
+        "end",
+    ),
     "the process ends with results that are not ready": (
         """
         def slow(x):
@@ -188,3 +203,13 @@ def test_spawned_processes(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["3.0", "3.0", "18.0", "66.0"]
+
+
+def test_end_of_busy_processes_waits_for_other_threads():
+    """The interpreter then takes seconds to end, and a thread comes back to Python in this time."""
+    program, _ = PROGRAMS["the process ends while another thread is in a program"]
+    command = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) for _ in range(4)]
+    for process in processes:
+        _, messages = process.communicate(timeout=120)
+        assert process.returncode == 0, messages[-3000:]
