@@ -240,7 +240,7 @@ class TracedFunction(TorchFunction):
         if self.constants:
             first = self.first_constant
             tensors = (*tensors[:first], *tensors[first + len(self.constants) :])
-        if self._plain:
+        if self._plain and not self.cache.reads_graph:
             return self.checked(self.call(*tensors), tensors)
         return self._run(tensors, self.checked)
 
@@ -268,7 +268,7 @@ class TracedFunction(TorchFunction):
             for i in self._copied:
                 inputs[i] = inputs[i].clone()
             before = [writes(tensor) for tensor in inputs] if self._may_write_more else []
-            if self.traits.autograd.inner_autograd and torch.is_grad_enabled():
+            if (self.traits.autograd.inner_autograd or self.cache.reads_graph) and torch.is_grad_enabled():
                 stack.enter_context(LeafArgumentsMode(inputs))
             out = self.call(*inputs)
             for i, count in enumerate(before):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import add_gradient_hook, inside_functorch, is_graph_leaf, requiring_gradient
+from jtbridge._compat import add_gradient_hook, innermost, inside_functorch, is_graph_leaf, requiring_gradient
 from jtbridge.errors import DifferentiationError
 
 from .inner_autograd import runs_backward
@@ -25,6 +25,7 @@ class LeafArguments:
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
+        self._of_batches: list[torch.Tensor] = []  # inside torch.vmap, the tensors that it wraps
         self._gradients: dict[int, torch.Tensor] = {}  # by the ids of the tensors
         self._detached: set[int] = set()  # the ids of tensors that were not leaves and stopped requiring a gradient
 
@@ -32,8 +33,10 @@ class LeafArguments:
         return any(tensor is known for known in self._tensors)
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Add the tensors that require a gradient, outside of torch.vmap, which refuses what this class implements."""
-        if not inside_functorch():
+        """Add the tensors that require a gradient. Inside torch.vmap they only have no `grad_fn`."""
+        if inside_functorch():
+            self._of_batches += requiring_gradient([innermost(tensor) for tensor in tensors])
+        else:
             self._tensors += requiring_gradient(tensors)
 
     def gradient(self, tensor: torch.Tensor, *owner: Any) -> torch.Tensor | None:
@@ -63,7 +66,11 @@ class LeafArguments:
 
     def answer_to(self, func: Callable[..., Any], args: Sequence[Any]) -> bool:
         """Return whether a call of a torch function asks for what torch stores for leaves, of one of the arguments."""
-        return func in _OF_LEAVES and len(args) > 0 and args[0] in self and not inside_functorch()
+        if func not in _OF_LEAVES or not args:
+            return False
+        if inside_functorch():
+            return func in _GRAPH_QUESTIONS and any(args[0] is known for known in self._of_batches)
+        return args[0] in self
 
     def answer(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of such a call."""
@@ -89,8 +96,12 @@ class LeafArguments:
         self._gradients[id(tensor)] = gradient if before is None else before + gradient
 
 
-_OF_LEAVES: dict[Callable[..., Any], Callable[..., Any]] = {
+_GRAPH_QUESTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.is_leaf.__get__: lambda arguments, *given: True,  # type: ignore[attr-defined]
+    torch.Tensor.grad_fn.__get__: lambda arguments, *given: None,  # type: ignore[attr-defined]
+}
+_OF_LEAVES: dict[Callable[..., Any], Callable[..., Any]] = {
+    **_GRAPH_QUESTIONS,
     torch.Tensor.grad.__get__: LeafArguments.gradient,  # type: ignore[attr-defined]
     torch.Tensor.grad.__set__: LeafArguments.set_gradient,  # type: ignore[attr-defined]
     torch.Tensor.grad.__delete__: LeafArguments.set_gradient,  # type: ignore[attr-defined]

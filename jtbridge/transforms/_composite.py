@@ -5,7 +5,8 @@ than once, or is differentiated under torch.vmap, torch treats the saved values 
 wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
 same values). For `cdist`, `pdist` and attention torch has a gradient only: no second derivative, and no forward mode.
 The second derivative of `logcumsumexp` is NaN wherever its cotangent is 0. In a trace and under torch.vmap, that of
-`det` is NaN where singular values are equal, as those of a rotation are.
+`det` is NaN where singular values are equal, as those of a rotation are. The forward derivative of `prelu` at 0 is not
+the transpose of its gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class ReplacementMode(TorchFunctionMode):
 # The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
-    *("_cdist_forward", "_pdist_forward", "logcumsumexp", "linalg_det", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_cdist_forward", "_pdist_forward", "logcumsumexp", "linalg_det", "_prelu_kernel"),
+    "_scaled_dot_product_flash_attention_for_cpu",
 )
 
 
@@ -232,6 +234,11 @@ def _determinant(input: torch.Tensor) -> torch.Tensor:
     return torch.where(is_singular, of_singular, det * relative)
 
 
+def _prelu(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    slopes = weight.reshape(channel_shape(input)) if input.dim() > 1 else weight
+    return torch.where(input > 0, input, slopes * input)
+
+
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -285,6 +292,8 @@ COMPOSITE = {
     F.pdist: _pairwise_distance,
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
+    F.prelu: _prelu,
+    torch.prelu: _prelu,
     torch.det: _determinant,
     torch.Tensor.det: _determinant,
     torch.linalg.det: lambda A, *, out=None: torch.linalg.det(A, out=out) if out is not None else _determinant(A),
@@ -295,5 +304,8 @@ COMPOSITE = {
 # a function is computed from its replacement.
 _ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 WITHOUT_FORWARD_MODE = {f: COMPOSITE[f] for f in _ATTENTION}
-# Functions whose gradient cannot be differentiated even once, which a forward derivative by two reverse modes does.
-WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}
+# Functions whose gradient torch cannot differentiate, or differentiates wrongly. A forward derivative by two reverse
+# modes differentiates it.
+WITHOUT_DOUBLE_BACKWARD = {
+    f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp, F.prelu, torch.prelu)
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -160,3 +161,19 @@ def test_jacobians_where_the_second_derivative_is_nan(batched: bool, x64: None):
         jacobian, expected = jax.vmap(jacobian), torch.func.vmap(expected)
     for ours, theirs in zip(jacobian(jnp.asarray(x.numpy())), expected(x), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_forward_derivative_of_prelu_at_zero_is_that_of_its_gradient(backend: str, shape: tuple[int, ...], jit: bool):
+    """Torch's forward mode has the slope 1 there, and its gradient the slope of the negative side."""
+    slopes = torch.tensor([0.25] if len(shape) == 1 else [0.25, -0.5, 3.0])
+    x = torch.tensor([-1.0, 0.0, 2.0]).repeat(math.prod(shape) // 3).reshape(shape)
+    expected = torch.autograd.functional.jacobian(torch.prelu, (x, slopes))
+    f = jtbridge.wrap(torch.prelu, backend=backend)
+    arguments = jnp.asarray(x.numpy()), jnp.asarray(slopes.numpy())
+    for derivative in (jax.jacrev(f, (0, 1)), jax.jacfwd(f, (0, 1))):
+        got = (jax.jit(derivative) if jit else derivative)(*arguments)
+        for ours, theirs in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)

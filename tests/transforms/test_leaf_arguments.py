@@ -162,3 +162,47 @@ def test_runs_leave_no_gradients_alive():
     gc.collect()
     assert len(graphs) == 3
     assert not any(graph() is not None for graph in graphs)
+
+
+def by_graph(x: torch.Tensor) -> torch.Tensor:
+    return (x**3).sum() * (2 if x.is_leaf else 1) * (10 if x.grad_fn is None else 1)
+
+
+def of_leaf(x: torch.Tensor) -> torch.Tensor:
+    y = x if x.is_leaf else x.detach()
+    return (y**3).sum()
+
+
+def first_of_rows(gradient: Callable, x: jax.Array) -> jax.Array:
+    return gradient(jnp.stack([x, 2 * x]))[0]
+
+
+FIRST: dict[str, Callable] = {
+    "grad": jax.grad,
+    "jit": lambda f: jax.jit(jax.grad(f)),
+    "vmap": lambda f: lambda x: first_of_rows(jax.vmap(jax.grad(f)), x),
+    "jit of vmap": lambda f: lambda x: first_of_rows(jax.jit(jax.vmap(jax.grad(f))), x),
+    "grad of vmap": lambda f: lambda x: first_of_rows(jax.grad(lambda xs: jax.vmap(f)(xs).sum()), x),
+    "jacfwd": jax.jacfwd,
+}
+SECOND: dict[str, Callable] = {
+    "hessian": jax.hessian,
+    "jit": lambda f: jax.jit(jax.hessian(f)),
+    "reverse": lambda f: jax.jacrev(jax.jacrev(f)),
+    "jit of reverse": lambda f: jax.jit(jax.jacrev(jax.jacrev(f))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("f", [by_graph, of_leaf])
+def test_an_argument_has_no_grad_fn(f: Callable, backend: str):
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    (first,) = torch.autograd.grad(f(values), values)
+    factor = (f(values) / (values**3).sum()).item()
+    second = factor * torch.diag(6 * values)
+    wrapped, x = jtbridge.wrap(f, backend=backend), jnp.array([1.0, 2.0])
+    for way in FIRST.values():
+        assert way(wrapped)(x).tolist() == first.tolist()
+    for way in SECOND.values():
+        assert way(wrapped)(x).tolist() == second.tolist()

@@ -12,7 +12,8 @@ from jtbridge._compat import OpOverload
 # cholesky_inverse is wrong for every tangent. If a view is transposed in place, the tangent of its base is transposed.
 # For frac, remainders by a number and copied views, the tangent of the result shares memory with the tangent of the
 # argument, so a later in-place write changes both. The derivative of atan2 at the origin is NaN, where the gradient is
-# 0. The derivative of logcumsumexp loses all digits for elements far below the largest.
+# 0. The derivative of logcumsumexp loses all digits for elements far below the largest. That of prelu at 0 is 1,
+# where the gradient is the weight.
 _ALWAYS = frozenset(
     {
         torch.ops.aten.atan2.default,
@@ -21,6 +22,7 @@ _ALWAYS = frozenset(
         torch.ops.aten.fmod.Scalar,
         torch.ops.aten.frac.default,
         torch.ops.aten.logcumsumexp.default,
+        torch.ops.aten._prelu_kernel.default,
         torch.ops.aten.remainder.Scalar,
         torch.ops.aten.triangular_solve.default,
         *(
