@@ -213,7 +213,7 @@ test-versions:
 	$(MAKE) test LINT= VENV=.venv-oldest TORCH=torch==2.11.0 JAX=jax==0.10.0 ARGS='$(ARGS)'
 	$(MAKE) test LINT= VENV=.venv-newest TORCH=torch JAX=jax ARGS='$(ARGS)'
 
-# Lines that only a child process runs are not counted.
+# Lines that child processes run count too.
 coverage: $(test-deps)
 	$(pip) 'pytest-cov>=5' -c $(constraints)
 	rm -f .coverage
