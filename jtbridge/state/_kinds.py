@@ -32,6 +32,7 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("torch", "torchgen", "functorch", "triton", "jax", "jaxlib", "numpy", "scipy", "sympy", "jtbridge"),
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
     "tqdm",  # its monitor, a thread, writes the time to itself
+    "filelock",  # it counts its locks, of which torch makes some when it is first imported whole
 }
 _MAKING_CLASSES = ("types", "torch.nn.utils.parametrize")  # modules with functions that make classes for users
 # The methods that return the tensors of a sparse tensor.
