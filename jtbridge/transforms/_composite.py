@@ -234,7 +234,7 @@ def _determinant(input: torch.Tensor) -> torch.Tensor:
     return torch.where(is_singular, of_singular, det * relative)
 
 
-def _prelu(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _leaky_by_weight(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     slopes = weight.reshape(channel_shape(input)) if input.dim() > 1 else weight
     return torch.where(input > 0, input, slopes * input)
 
@@ -292,8 +292,8 @@ COMPOSITE = {
     F.pdist: _pairwise_distance,
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
-    F.prelu: _prelu,
-    torch.prelu: _prelu,
+    F.prelu: _leaky_by_weight,
+    torch.prelu: _leaky_by_weight,
     torch.det: _determinant,
     torch.Tensor.det: _determinant,
     torch.linalg.det: lambda A, *, out=None: torch.linalg.det(A, out=out) if out is not None else _determinant(A),
