@@ -19,6 +19,7 @@ import torch
 import jtbridge
 from jtbridge import errors
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11
 X = jnp.ones(3)
 
 
