@@ -128,7 +128,6 @@ from ._torch import (
     has_own_dispatch,
     has_plain_memory,
     has_saved_tensor_hooks,
-    has_wrong_batching_rule,
     in_backward,
     innermost,
     is_lazy,
@@ -152,6 +151,7 @@ from ._torch import (
     unwrap_compiled,
     without_cached_weights,
     writes,
+    wrong_batching_reason,
 )
 from ._torch_eager import (
     StorageWeakRef,

@@ -301,20 +301,23 @@ def graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
 _WRONG_FOR_COTANGENTS = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
 
-def has_wrong_batching_rule(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a running torch.vmap would differentiate a node in the graph of some tensors wrongly.
+def wrong_batching_reason(tensors: Sequence[torch.Tensor], *, again: bool) -> str | None:
+    """Return why a running torch.vmap would differentiate a node in the graph of some tensors wrongly, or None.
 
-    The node saved no tensor that is batched by this torch.vmap. Tried on torch 2.13.
+    The node saved no tensor that is batched by this torch.vmap; or the gradients will be differentiated `again`, and
+    the node is one of `det`, which then uses singular vectors. Tried on torch 2.13.
     """
     stack = functorch_bindings.get_interpreter_stack() or []
     running = {each.level() for each in stack if each.key() == functorch_bindings.TransformType.Vmap}
-    if not running:
-        return False
+    if not running and not (again and stack):
+        return None
     for node in graph_nodes(tensors):
         names = _WRONG_FOR_COTANGENTS.get(node.name())
         if names is not None and running - {level for name in names for level in _batch_levels(getattr(node, name))}:
-            return True
-    return False
+            return "torch.vmap is wrong for the gradient of `cdist` of the same points in each row"
+        if again and node.name() == "LinalgDetBackward0":
+            return "torch.vmap is wrong for the second derivative of `det` at equal singular values"
+    return None
 
 
 def _batch_levels(tensor: torch.Tensor) -> Iterator[int]:

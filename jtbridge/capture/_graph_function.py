@@ -91,20 +91,26 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
     A constant may be a closed-over tensor, which user code may write to between two runs.
     """
-    attributes = {
-        str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
-    }
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    copied = copied_graph(module)
+    graph = copied.graph
     for node in list(graph.nodes):
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": device}
-        value = attributes.get(str(node.target)) if node.op == "get_attr" else None
+        value = getattr(copied, str(node.target)) if node.op == "get_attr" else None
         if isinstance(value, torch.Tensor) and value.device != device:
             with graph.inserting_after(node):
                 here = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"device": device})
             node.replace_all_uses_with(here, delete_user_cb=lambda user, here=here: user is not here)
-    return fx.GraphModule(attributes, graph)
+    copied.recompile()
+    return copied
+
+
+def copied_graph(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph module with a copy of the graph, and with the same constants."""
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule({name: getattr(module, name) for name in names}, graph)
 
 
 def _names_device(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.core.writes import returns_view
 from jtbridge.transforms import Vmap
 
-from ._graph_function import GraphFunction, ready_to_run
+from ._graph_function import GraphFunction, copied_graph, ready_to_run
 from ._partition import outputs_of
 
 _aten = torch.ops.aten
@@ -64,10 +64,7 @@ def without_cotangents(backward: TorchFunction, used: Sequence[int], count: int)
 
 def _cut(backward: GraphFunction, first: int, kept: Sequence[int]) -> GraphFunction:
     """Return the backward with only the inputs `kept`. Its cotangents begin at the position `first`."""
-    names = [str(node.target) for node in backward.module.graph.find_nodes(op="get_attr")]
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(backward.module.graph, {}))
-    module = fx.GraphModule({name: getattr(backward.module, name) for name in names}, copied)
+    module = copied_graph(backward.module)
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
     unused = [node for i, node in enumerate(inputs) if i not in kept]

@@ -57,15 +57,9 @@ class GlobalDraws:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Record the draws inside the block, and afterwards restore the generators to the states before them."""
-        python, numpy = random.getstate(), _numpy_state()
-        is_seen = True
         try:
-            try:
-                with profiled(self._see) as is_seen:
-                    yield
-            finally:
-                if not is_seen:
-                    self._compare(python, numpy)
+            with profiled(self._see) as is_seen, contextlib.nullcontext() if is_seen else self._compared():
+                yield
         finally:
             if self._python is not None:
                 random.setstate(self._python)
@@ -127,14 +121,19 @@ class GlobalDraws:
         if known[1]:
             self._stretch = running, _numpy_state()
 
-    def _compare(self, python: Any, numpy: dict[str, Any]) -> None:
-        """Record draws by the states of the generators before the block, where a profiler hides the calls."""
-        if random.getstate() != python:
-            self._python = python
-            self._note("Python", None)
-        if not same(numpy, _numpy_state()):
-            self._numpy = numpy
-            self._note("NumPy", None)
+    @contextlib.contextmanager
+    def _compared(self) -> Iterator[None]:
+        """Record draws by the states of the generators before and after the block: a profiler hides the calls."""
+        python, numpy = random.getstate(), _numpy_state()
+        try:
+            yield
+        finally:
+            if random.getstate() != python:
+                self._python = python
+                self._note("Python", None)
+            if not same(numpy, _numpy_state()):
+                self._numpy = numpy
+                self._note("NumPy", None)
 
     def _note(self, source: str, frame: Any) -> None:
         while frame is not None and frame.f_globals.get("__name__") == "random":

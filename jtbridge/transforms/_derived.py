@@ -12,10 +12,8 @@ from jtbridge._compat import (
     FakeTensor,
     detached_backwards,
     has_lost_gradient,
-    has_wrong_batching_rule,
     innermost,
-    inside_functorch,
-    node_names,
+    wrong_batching_reason,
 )
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
@@ -144,10 +142,9 @@ def refuse_wrong_batches(tensors: Sequence[torch.Tensor], *, again: bool = False
     Raises:
         NotImplementedError: the caller must differentiate the rows one after another.
     """
-    if has_wrong_batching_rule(tensors):
-        raise NotImplementedError("torch.vmap is wrong for the gradient of `cdist` of the same points in each row")
-    if again and inside_functorch() and "LinalgDetBackward0" in node_names(tensors):
-        raise NotImplementedError("torch.vmap is wrong for the second derivative of `det` at equal singular values")
+    reason = wrong_batching_reason(tensors, again=again)
+    if reason is not None:
+        raise NotImplementedError(reason)
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

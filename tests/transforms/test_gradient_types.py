@@ -33,24 +33,15 @@ class Boxed(torch.Tensor):
         return tree_map(lambda x: Boxed(x) if isinstance(x, torch.Tensor) else x, func(*args, **kwargs))
 
 
-class BoxedGradient(torch.autograd.Function):
+class ConvertedGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, convert):
+        ctx.convert = convert
         return x * 1
 
     @staticmethod
     def backward(ctx, cotangent):
-        return Boxed(2 * cotangent)
-
-
-class SparseGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return (2 * cotangent).to_sparse()
+        return ctx.convert(2 * cotangent), None
 
 
 X = torch.tensor([0.5, 1.5, 2.5])
@@ -84,13 +75,13 @@ def test_gradient_of_masked_tensor_is_zero_where_it_has_no_value(scaled: bool, w
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("way", WAYS)
 def test_sparse_gradient_becomes_dense(way: str, backend: str):
-    f = jtbridge.wrap(lambda x: SparseGradient.apply(x).sum(), backend=backend)
+    f = jtbridge.wrap(lambda x: ConvertedGradient.apply(x, torch.Tensor.to_sparse).sum(), backend=backend)
     assert WAYS[way](f)(jnp.asarray(X.numpy())).tolist() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_gradient_of_an_unknown_class_is_refused(scaled: bool, way: str):
-    f = jtbridge.wrap(lambda x: BoxedGradient.apply(3 * x if scaled else x).sum())
+    f = jtbridge.wrap(lambda x: ConvertedGradient.apply(3 * x if scaled else x, Boxed).sum())
     with pytest.raises(errors.DifferentiationError, match="gradient of `<lambda>` is a `Boxed`, a class of tensors"):
         WAYS[way](f)(jnp.asarray(X.numpy()))
