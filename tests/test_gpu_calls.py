@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import importlib
 import types
 import warnings
 from collections.abc import Iterator
@@ -50,7 +50,9 @@ def test_a_callback_is_lowered_only_where_it_can_run():
 
 
 def test_gpu_program_is_a_call_with_the_buffers_of_xla(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["jtbridge._backends.dlpack"], "gpu_unavailable_reason", lambda platform: None)
+    monkeypatch.setattr(
+        importlib.import_module("jtbridge._backends.dlpack"), "gpu_unavailable_reason", lambda platform: None
+    )
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
     traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -146,7 +148,7 @@ def test_an_eager_call_waits_for_the_users_current_stream(events: list[str], mon
 
 def test_every_eager_program_waits_for_current_streams(monkeypatch):
     ordered = []
-    common = sys.modules["jtbridge.primitives._common"]
+    common = importlib.import_module("jtbridge.primitives._common")
     monkeypatch.setattr(common, "order_after_current_streams", ordered.append)
     x = jnp.ones(3)
     jtbridge.wrap(torch.sin, backend="xla")(x)
@@ -316,7 +318,7 @@ def test_device_error_in_a_host_callback_suggests_a_fix():
 
 def test_ordered_call_runs_on_the_device_of_closed_over_tensors(monkeypatch):
     """The test has no GPU, and uses the meta device in its place."""
-    monkeypatch.setattr(sys.modules["jtbridge.calls.traced._call"], "device_closed_over", lambda fn: "meta")
+    monkeypatch.setattr(importlib.import_module("jtbridge.calls.traced._call"), "device_closed_over", lambda fn: "meta")
     seen = []
 
     @jtbridge.wrap(effects="ordered", output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))
